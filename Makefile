@@ -1,0 +1,37 @@
+# Everything from a clean clone: `make run` does the main job, `make test` checks it all.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# A CPU-only PyTorch: make run TORCH="torch --index-url https://download.pytorch.org/whl/cpu"
+TORCH ?=
+
+.PHONY: run test lint clean
+
+run: $(VENV)/.installed
+	$(BIN)/c4rl demo
+
+test: $(VENV)/.installed-dev lint
+	$(BIN)/pytest -n auto --dist worksteal
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "c4rl needs Python 3.11 or newer; name one with: make run PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.created pyproject.toml
+	$(if $(TORCH),$(BIN)/pip install --quiet $(TORCH))
+	$(BIN)/pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) runs .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist src/*.egg-info

@@ -1,0 +1,103 @@
+"""What every algorithm is: typed options, one `update` that reads as pseudocode, and a policy."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from c4rl.networks import Critic, Stack
+from c4rl.plugins import Plugins, module_state
+from c4rl.policies import Policy
+from c4rl.random import Streams
+from c4rl.training.buffer import Batch
+from c4rl.training.optimizer import FlatAdam
+
+Metrics = dict[str, Tensor]  # [R] each
+
+
+@dataclass(frozen=True)
+class AlgorithmConfig:
+    """Options that every algorithm has. Defaults are the C4 paper's."""
+
+    hidden_layers: int = 4
+    """Hidden layers of every network."""
+    hidden_width: int = 256
+    """Units per hidden layer."""
+    actor_lr: float = 1e-4
+    """Adam's step size for the policy."""
+    batch_size: int = 256
+    """Rows per update and run."""
+
+    @property
+    def hidden(self) -> tuple[int, ...]:
+        return (self.hidden_width,) * self.hidden_layers
+
+
+@dataclass(frozen=True)
+class CriticConfig(AlgorithmConfig):
+    """Options of every algorithm with a critic."""
+
+    critic_lr: float = 3e-4
+    """Adam's step size for the critics."""
+    discount: float = 0.99
+    """γ."""
+    tau: float = 0.005
+    """Polyak's step: targets move this far towards the online networks."""
+
+
+class Algorithm(ABC):
+    """R runs of one algorithm. Subclasses fill `networks` and `optimizers` and define `update`."""
+
+    config_type: ClassVar[type[AlgorithmConfig]]
+    has_critic: ClassVar[bool] = True
+    runs_together_on_cpu: ClassVar[int] = 8  # as many runs as one launch serves best there
+    actor: Policy
+    discount: float = 0.99
+
+    def __init__(self, stack: Stack, streams: Streams, plugins: Plugins) -> None:
+        self.stack, self.streams, self.plugins = stack, streams, plugins
+        self.networks: dict[str, nn.Module] = {}
+        self.optimizers: dict[str, FlatAdam] = {}
+
+    @abstractmethod
+    def update(self, batch: Batch, step: int) -> Metrics:
+        """Update number `step` (from 1) on one batch."""
+
+    def phase(self, step: int) -> Hashable:
+        """Updates of equal phase run the same operations (so that one captured graph serves them all)."""
+        return None
+
+    @property
+    def critics(self) -> tuple[Critic, Critic] | None:
+        """The critic and its target, where there is one."""
+        if not self.has_critic:
+            return None
+        critic, target = self.networks["critic"], self.networks["target_critic"]
+        assert isinstance(critic, Critic) and isinstance(target, Critic)
+        return critic, target
+
+    @torch.no_grad()
+    def act(self, observations: Tensor) -> Tensor:
+        """The evaluation policy on normalised observations [R, B, s] -> [R, B, a] in [-1, 1]."""
+        out = self.actor(observations)
+        return out if isinstance(out, Tensor) else torch.tanh(out.mean)
+
+    def temporal_difference(self, batch: Batch) -> Tensor | None:
+        """TD errors r + γQ̄(s', π(s')) - Q(s, a) of the evaluation policy, [R, M, B]; None without a critic."""
+        if self.critics is None:
+            return None
+        critic, target = self.critics
+        with torch.no_grad():
+            next_q = target(batch.next_observations, self.act(batch.next_observations)).q.amin(1)
+            y = batch.rewards + self.discount * batch.continues * next_q
+            return y.unsqueeze(1) - critic.at(batch.state_actions).q
+
+    def state(self) -> dict[str, Tensor]:
+        """Every tensor that training changes, live."""
+        out = module_state(self.networks)
+        for name, optimizer in self.optimizers.items():
+            out |= {f"optimizer.{name}/{key}": tensor for key, tensor in optimizer.state().items()}
+        return out

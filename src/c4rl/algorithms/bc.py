@@ -1,0 +1,41 @@
+"""Behaviour cloning: regress logged actions on states."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from c4rl.algorithms.algorithm import Algorithm, AlgorithmConfig, Metrics
+from c4rl.networks import Stack
+from c4rl.plugins import Plugins
+from c4rl.policies import DeterministicPolicy, GaussianPolicy
+from c4rl.random import Streams
+from c4rl.training.buffer import Batch
+from c4rl.training.optimizer import FlatAdam
+
+
+@dataclass(frozen=True)
+class BCConfig(AlgorithmConfig):
+    loss: Literal["mse", "likelihood"] = "mse"
+    """Squared error of a deterministic policy, or the negative log-likelihood of a tanh-Gaussian one."""
+    top_fraction: float = 1.0
+    """Clone only this fraction of the trajectories, the best by discounted return (0.1 is "10% BC")."""
+
+
+class BC(Algorithm):
+    config_type = BCConfig
+    has_critic = False
+
+    def __init__(self, config: BCConfig, stack: Stack, streams: Streams, plugins: Plugins) -> None:
+        super().__init__(stack, streams, plugins)
+        self.config = config
+        kind = DeterministicPolicy if config.loss == "mse" else GaussianPolicy
+        self.actor = kind(stack, "actor", config.hidden)
+        self.networks = {"actor": self.actor}
+        self.optimizers = {"actor": FlatAdam(self.actor, config.actor_lr)}
+
+    def update(self, batch: Batch, step: int) -> Metrics:
+        if isinstance(self.actor, DeterministicPolicy):
+            loss = (self.actor(batch.observations) - batch.actions).square().mean((1, 2))
+        else:
+            loss = -self.actor(batch.observations).log_prob(batch.actions).mean(1)
+        self.optimizers["actor"].step(loss.sum())
+        return {"actor_loss": loss.detach()}

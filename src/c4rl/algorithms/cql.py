@@ -1,0 +1,203 @@
+"""CQL(H) (Kumar et al., 2020): SAC whose critics push down a soft maximum over actions and push up logged ones."""
+
+import math
+from collections.abc import Hashable
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from c4rl.algorithms.algorithm import Algorithm, CriticConfig, Metrics
+from c4rl.networks import Critic, Stack
+from c4rl.plugins import ActorStep, CriticStep, Plugins
+from c4rl.policies import GaussianPolicy, TanhGaussian
+from c4rl.random import Streams
+from c4rl.training.buffer import Batch
+from c4rl.training.optimizer import FlatAdam, Polyak
+
+LAGRANGE_MAXIMUM = 1e6
+
+
+@dataclass(frozen=True)
+class CQLConfig(CriticConfig):
+    cql_weight: float = 10.0
+    """α_cql, the weight of the conservative term."""
+    cql_actions: int = 10
+    """N: actions drawn per state from each of the uniform, π(s) and π(s') distributions."""
+    cql_temperature: float = 1.0
+    """T of the log-sum-exp."""
+    lse_group: Literal[30, 3] = 30
+    """Log-sum-exp over all 3N actions of a state (30), or over one triple at a time (3, as OfflineRL-Kit runs)."""
+    importance_sampling: bool = True
+    """Subtract the actions' log-densities; off: plain Q values, with the logged action among them."""
+    gap_minimum: float = -math.inf
+    """Lower clip of the per-state gap (-200 in the antmaze recipe)."""
+    gap_maximum: float = math.inf
+    """Upper clip of the per-state gap."""
+    lagrange: Literal["none", "weighted_gap", "raw_gap"] = "none"
+    """Adapt the weight so that the gap meets the threshold: α'(α_cql·gap - τ) or α'·α_cql(gap - τ)."""
+    lagrange_threshold: float = 10.0
+    """τ of the Lagrange forms."""
+    lagrange_initial_log: float = 0.0
+    """Initial log α'."""
+    max_q_backup: Literal["none", "max_min", "min_max"] = "none"
+    """Back up the best of N next actions: of the smaller critic (max_min), or the smaller of the two maxima."""
+    entropy: Literal["automatic", "fixed"] = "automatic"
+    """SAC's temperature: tuned to the target entropy -|A|, or held."""
+    entropy_weight: float = 1.0
+    """The temperature if fixed, its initial value if automatic."""
+    backup_entropy: bool = False
+    """Subtract the next action's entropy cost in the TD target."""
+    cloning_updates: int = 0
+    """For this many first updates the actor maximises the likelihood of logged actions instead of Q."""
+    policy_log_std: Literal["linear", "scaled"] = "linear"
+    """Form of the policy's log standard deviation."""
+    critic_initialization: Literal["torch", "orthogonal"] = "torch"
+    """Initial weights of the critics."""
+
+
+class LogScalar(nn.Module):
+    """exp of a trained number per run."""
+
+    def __init__(self, stack: Stack, initial: float) -> None:
+        super().__init__()
+        self.log = nn.Parameter(torch.full((stack.runs,), initial, device=stack.device, dtype=stack.dtype))
+
+
+class CQL(Algorithm):
+    config_type = CQLConfig
+    runs_together_on_cpu = 1  # 31 actions per state fill the cache: stacked runs were 1.3x slower
+
+    def __init__(self, config: CQLConfig, stack: Stack, streams: Streams, plugins: Plugins) -> None:
+        super().__init__(stack, streams, plugins)
+        self.config, self.discount = config, config.discount
+        self.actor = GaussianPolicy(stack, "actor", config.hidden, config.policy_log_std)
+        self.critic = Critic(
+            stack,
+            "critic",
+            config.hidden,
+            layer_norm=plugins.critic_layer_norm,
+            initialization=config.critic_initialization,
+        )
+        self.target_critic = deepcopy(self.critic)
+        self.temperature = LogScalar(stack, math.log(config.entropy_weight))
+        self.multiplier = LogScalar(stack, config.lagrange_initial_log)
+        self.networks = {
+            "actor": self.actor,
+            "critic": self.critic,
+            "target_critic": self.target_critic,
+            "temperature": self.temperature,
+            "multiplier": self.multiplier,
+        }
+        self.optimizers = {
+            "actor": FlatAdam(self.actor, config.actor_lr),
+            "critic": FlatAdam(self.critic, config.critic_lr),
+            "temperature": FlatAdam(self.temperature, config.actor_lr),
+            "multiplier": FlatAdam(self.multiplier, config.critic_lr),
+        }
+        self.polyak = Polyak(self.optimizers["critic"], self.target_critic, config.tau)
+
+    def phase(self, step: int) -> Hashable:
+        return step <= self.config.cloning_updates
+
+    def update(self, batch: Batch, step: int) -> Metrics:
+        config = self.config
+        shape = batch.actions.shape[1:]
+        policy = self.actor(batch.observations)
+        with torch.no_grad():
+            next_policy: TanhGaussian = self.actor(batch.next_observations)
+        actions, log_prob = policy.sample(self.streams.normal("actor_action", *shape))
+        alpha = self.temperature.log.detach().exp()
+
+        # actor: α log π(ã|s) - min Q(s, ã), or cloning first
+        if self.phase(step):
+            value = policy.log_prob(batch.actions)
+        else:
+            value = self.critic(batch.observations, actions).q.amin(1)
+        actor_loss = (alpha.unsqueeze(1) * log_prob - value).mean(1)
+        term = self.plugins.actor_term(ActorStep(batch, self.critic, actions, log_prob, policy))
+
+        # critics: TD + conservative term, from the policy as it is before this update's actor step
+        next_actions, y = self._target(batch, next_policy, alpha)
+        output = self.critic.at(batch.state_actions)
+        td_loss = (output.q - y.unsqueeze(1)).square().mean(2)  # [R, M]
+        gap = self._gap(batch, policy.detach(), next_policy, output.q)
+        conservative, dual_loss = self._conservative_losses(gap)
+        penalty = self.plugins.critic_penalty(
+            CriticStep(batch, self.critic, self.target_critic, output, next_actions, td_loss)
+        )
+
+        self.optimizers["actor"].step((actor_loss + term).sum())
+        self.optimizers["critic"].step((td_loss + conservative + penalty).sum())
+        if config.entropy == "automatic":
+            shortfall = (log_prob.detach() - batch.actions.shape[-1]).mean(1)  # log π + H̄ with H̄ = -|A|
+            self.optimizers["temperature"].step(-(self.temperature.log * shortfall).sum())
+        if config.lagrange != "none":
+            self.optimizers["multiplier"].step(dual_loss.sum())
+        self.polyak.step()
+
+        return {
+            "critic_loss": td_loss.detach().sum(1),
+            "cql_gap": gap.detach().mean(1),
+            "actor_loss": actor_loss.detach(),
+            "q": output.q.detach().mean((1, 2)),
+            "entropy": -log_prob.detach().mean(1),
+            "entropy_weight": alpha,
+        }
+
+    @torch.no_grad()
+    def _target(self, batch: Batch, next_policy: TanhGaussian, alpha: Tensor) -> tuple[Tensor, Tensor]:
+        """The backup actions [R, B, a] and the TD target y [R, B]."""
+        config = self.config
+        rows, width = batch.actions.shape[1:]
+        if config.max_q_backup == "none":
+            actions, log_prob = next_policy.sample(self.streams.normal("backup_action", rows, width))
+            next_q = self.target_critic(batch.next_observations, actions).q.amin(1)
+        else:
+            noise = self.streams.normal("backup_action", rows, config.cql_actions, width)
+            many, many_log_prob = next_policy.sample(noise)
+            q = self.target_critic(batch.next_observations, many).q  # [R, M, B, N]
+            smaller, best = q.amin(1).max(-1)
+            next_q = smaller if config.max_q_backup == "max_min" else q.amax(-1).amin(1)
+            actions = many.gather(2, best[..., None, None].expand(-1, -1, 1, width)).squeeze(2)
+            log_prob = many_log_prob.gather(2, best.unsqueeze(2)).squeeze(2)
+        if config.backup_entropy:
+            next_q = next_q - alpha.unsqueeze(1) * log_prob
+        return actions, batch.rewards + config.discount * batch.continues * next_q
+
+    def _gap(self, batch: Batch, policy: TanhGaussian, next_policy: TanhGaussian, q_data: Tensor) -> Tensor:
+        """Per critic: soft maximum of Q(s, ·) minus Q(s, a), averaged over states, [R, M]."""
+        config, count = self.config, self.config.cql_actions
+        rows, width = batch.actions.shape[1:]
+        with torch.no_grad():
+            uniform = self.streams.uniform("cql_uniform", rows, count, width) * 2 - 1
+            at_s, log_prob = policy.sample(self.streams.normal("cql_action", rows, count, width))
+            # actions of π(·|s'), evaluated at s
+            from_next, next_log_prob = next_policy.sample(self.streams.normal("cql_next_action", rows, count, width))
+            log_uniform = torch.full_like(log_prob, -width * math.log(2))
+        q = self.critic(batch.observations, torch.cat([uniform, at_s, from_next], dim=2)).q  # [R, M, B, 3N]
+        if config.importance_sampling:
+            q = q - torch.cat([log_uniform, log_prob, next_log_prob], dim=2).unsqueeze(1)
+        if config.lse_group == 3:
+            q = q.unflatten(3, (3, count)).transpose(3, 4)  # one action of each kind per group
+        else:
+            q = q.unsqueeze(3)  # one group of all
+        if not config.importance_sampling:
+            q = torch.cat([q, q_data[..., None, None].expand(*q.shape[:4], 1)], dim=4)
+        temperature = config.cql_temperature
+        soft_maximum = temperature * (q / temperature).logsumexp(4).mean(3)  # [R, M, B]
+        return (soft_maximum - q_data).clamp(config.gap_minimum, config.gap_maximum).mean(2)
+
+    def _conservative_losses(self, gap: Tensor) -> tuple[Tensor, Tensor]:
+        """The critics' term [R, M] and the multiplier's loss [R]."""
+        config = self.config
+        multiplier = self.multiplier.log.exp().clamp(0, LAGRANGE_MAXIMUM).unsqueeze(1)
+        if config.lagrange == "none":
+            return config.cql_weight * gap, torch.zeros_like(self.multiplier.log)
+        if config.lagrange == "weighted_gap":
+            excess = config.cql_weight * gap - config.lagrange_threshold
+        else:
+            excess = config.cql_weight * (gap - config.lagrange_threshold)
+        return multiplier.detach() * excess, -0.5 * (multiplier * excess.detach()).sum(1)

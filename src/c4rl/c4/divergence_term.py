@@ -1,0 +1,122 @@
+"""The divergence as an actor term: weight · D(π, ν_z), where wanted only where the data does not reach."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from c4rl.c4.behaviour_model import BehaviourModel
+from c4rl.c4.divergences import BehaviourSamples, PolicySamples, check_divergence, divergence_term
+from c4rl.c4.feature_gradients import feature_gradients
+from c4rl.errors import InputError
+from c4rl.networks import Critic, Stack
+from c4rl.plugins import ActorStep
+from c4rl.policies import DeterministicPolicy
+from c4rl.random import Streams
+from c4rl.training.buffer import TransitionBuffer
+
+if TYPE_CHECKING:
+    from c4rl.algorithms.algorithm import Algorithm
+    from c4rl.c4.clustering import Clustering
+
+
+@dataclass(frozen=True)
+class DivergenceConfig:
+    divergence: Literal["kl", "kl_data", "renyi", "chi_square", "jsd", "w1", "mse", "mmd"] = "kl_data"
+    """Between the policy and the behaviour model; kl_data is the likelihood of logged actions."""
+    divergence_weight: float = 0.0
+    """Weight in the actor's loss; 0: no divergence term."""
+    divergence_against: Literal["cluster", "mixture"] = "cluster"
+    """Behaviour model: the batch's own cluster (the paper's per-cluster objective), or the mixture of all."""
+    divergence_gate: float | None = None
+    """Quantile q: the term acts only where (s, π(s)) is less likely under the mixture of g than all but a share q of
+    the data; None: everywhere."""
+    divergence_alpha: float = 0.5
+    """Order of the Renyi divergence."""
+    divergence_samples: int = 4
+    """Actions per state that MMD draws from a stochastic policy."""
+
+
+class DivergenceTerm:
+    def __init__(
+        self,
+        config: DivergenceConfig,
+        stack: Stack,
+        algorithm: "Algorithm",
+        clustering: "Clustering",
+        buffer: TransitionBuffer,
+    ) -> None:
+        deterministic = isinstance(algorithm.actor, DeterministicPolicy)
+        check_divergence(config.divergence, deterministic)
+        if config.divergence == "mmd" and not deterministic and config.divergence_samples < 2:
+            raise InputError(f"--divergence-samples: found {config.divergence_samples}, expected 2 or more for mmd")
+        self.config, self.clustering, self.buffer = config, clustering, buffer
+        self.behaviour = BehaviourModel(
+            stack.runs,
+            clustering.config.K,
+            stack.observation_dim,
+            stack.action_dim,
+            device=stack.device,
+            dtype=stack.dtype,
+        )
+        self.threshold = torch.zeros(stack.runs, device=stack.device, dtype=stack.dtype)  # log-likelihood of g
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Refit ν_z on the clusters' rows, and the gate's threshold on the data's own gradients."""
+        clustering = self.clustering
+        assert clustering.responsibilities is not None and clustering.mixture is not None
+        batch = self.buffer.gather(clustering.tables.pool_rows(clustering.last_index))
+        weights = clustering.responsibilities * clustering.tables.pool_mask.unsqueeze(2)
+        self.behaviour.fit(batch.observations, batch.actions, weights.to(batch.actions.dtype))
+        if self.config.divergence_gate is not None:
+            assert clustering.gradients is not None
+            log_likelihood = clustering.mixture.marginal_log_prob(clustering.gradients)
+            masked = torch.where(clustering.tables.pool_mask, log_likelihood, torch.nan)
+            self.threshold.copy_(masked.nanquantile(self.config.divergence_gate, dim=1))
+
+    def __call__(self, step: ActorStep, streams: Streams) -> Tensor:
+        """[R]: weight · mean over the batch of gate · D(π(·|s), ν(·|s))."""
+        config, batch = self.config, step.batch
+        actions, log_prob = step.actions.unsqueeze(2), step.log_prob
+        log_prob = log_prob.unsqueeze(2) if log_prob is not None else None
+        if config.divergence == "mmd" and step.distribution is not None:
+            shape = (*step.actions.shape[1:2], config.divergence_samples, step.actions.shape[2])
+            actions, log_prob = step.distribution.sample(streams.normal("c4/mmd", *shape))
+        at_data = step.distribution.log_prob(batch.actions) if step.distribution is not None else None
+        divergence = divergence_term(
+            config.divergence,
+            PolicySamples(actions, log_prob, at_data),
+            BehaviourSamples(batch.actions, lambda a: self._log_behaviour(batch.observations, a)),
+            alpha=config.divergence_alpha,
+        )  # [R, B]
+        if config.divergence_gate is not None:
+            divergence = divergence * self.gate(step)
+        return config.divergence_weight * divergence.mean(1)
+
+    def _log_behaviour(self, observations: Tensor, actions: Tensor) -> Tensor:
+        if self.config.divergence_against == "mixture":
+            return self.behaviour.log_prob_mixture(observations, actions)
+        return self.behaviour.log_prob_cluster(observations, actions, self.clustering.cluster)
+
+    @torch.no_grad()
+    def gate(self, step: ActorStep) -> Tensor:
+        """1 where g at (s, π(s)) is less likely than the data's q-quantile, else 0; [R, B]."""
+        pairs = torch.cat([step.batch.observations, step.actions.detach()], dim=2)
+        return self.open_at(step.critic, pairs)
+
+    @torch.no_grad()
+    def open_at(self, critic: Critic, pairs: Tensor) -> Tensor:
+        clustering = self.clustering
+        assert clustering.mixture is not None
+        g = feature_gradients(clustering.config.mode, critic, pairs, slice(1))[:, 0]
+        if clustering.projections is not None:
+            g = clustering.projections[1](g)
+        likelihood = clustering.mixture.marginal_log_prob(g)
+        return (likelihood < self.threshold.unsqueeze(1)).to(pairs.dtype)
+
+    def state(self) -> dict[str, Tensor]:
+        model = self.behaviour
+        parts = {"weight": model.weight, "bias": model.bias, "log_std": model.log_std, "log_p": model.log_p}
+        return {f"behaviour.{name}": tensor for name, tensor in parts.items()} | {"gate": self.threshold}

@@ -1,0 +1,44 @@
+"""The cross-covariance as the paper watches it, on a fixed uniform sample of rows, for any algorithm with a critic."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from c4rl.c4.cross_covariance import monitor
+from c4rl.c4.feature_gradients import feature_gradients
+from c4rl.plugins import Plugin
+from c4rl.random import Streams
+from c4rl.training.buffer import TransitionBuffer
+
+if TYPE_CHECKING:
+    from c4rl.algorithms.algorithm import Algorithm
+
+SAMPLE = 1024  # rows
+SAMPLE_SEED = 0  # the same for every run: what is compared must be measured on the same rows
+
+
+class CrossCovarianceMonitor(Plugin):
+    """Logs tr C / m and its scale-free form, exact and proxy, averaged over the critics."""
+
+    def __init__(self, period: int = 200) -> None:
+        self.period = period
+
+    def attach(self, algorithm: "Algorithm", buffer: TransitionBuffer) -> None:
+        step = torch.zeros((), dtype=torch.int64, device=buffer.packed.device)
+        streams = Streams([SAMPLE_SEED] * len(buffer.lengths), step)
+        rows = streams.integers("monitor", buffer.lengths, SAMPLE) + buffer.offsets.unsqueeze(1)
+        self.batch = buffer.gather(rows)
+
+    def refresh(self, algorithm: "Algorithm", step: int) -> dict[str, Tensor]:
+        assert algorithm.critics is not None
+        critic, target = algorithm.critics
+        valid = self.batch.next_valid.unsqueeze(1)
+        out = {}
+        for mode in ("exact", "proxy"):
+            g = feature_gradients(mode, critic, self.batch.state_actions)
+            g_next = feature_gradients(mode, target, self.batch.next_state_actions)
+            found = monitor(g_next, g, valid)
+            out[f"cross_covariance_trace_{mode}"] = found["trace_per_feature"].mean(1)
+            out[f"cross_covariance_trace_{mode}_normalised"] = found["normalised_trace"].mean(1)
+        return out

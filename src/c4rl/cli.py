@@ -1,0 +1,362 @@
+"""The command line. Each command imports what it needs, so that `c4rl tasks` does not wait for PyTorch."""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+import c4rl
+from c4rl.errors import InputError
+
+Arguments = list[str]
+
+
+def main(arguments: Arguments | None = None) -> int:
+    """Exit codes: 0 done, 1 every run failed, 2 bad input (one sentence on stderr), 130 interrupted (all saved)."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    command, rest = _find(arguments)
+    if command is None:
+        return _help(error=None if rest in ([], ["--help"], ["-h"]) else rest)
+    try:
+        return command(rest)
+    except InputError as error:
+        print(f"c4rl: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("c4rl: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        return 0
+    except OSError as error:  # a file that cannot be read or written; the system says why
+        if error.filename is None:
+            raise
+        print(f"c4rl: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
+
+
+def _find(arguments: Arguments) -> tuple[Callable[[Arguments], int] | None, Arguments]:
+    """The longest command that starts the arguments, and what follows it."""
+    if arguments[:1] == ["--version"]:
+        return _version, []
+    for words in (2, 1):
+        name = " ".join(arguments[:words])
+        if name in COMMANDS:
+            return COMMANDS[name], arguments[words:]
+    return None, arguments
+
+
+def _help(error: Arguments | None) -> int:
+    console = Console(stderr=error is not None)
+    if error is not None:
+        console.print(f"c4rl: unknown command '{' '.join(error[:2])}'; the commands are:", markup=False)
+    else:
+        console.print("c4rl: offline reinforcement learning for small data. `c4rl COMMAND --help` tells more.\n")
+    table = Table.grid(padding=(0, 3))
+    for name, command in COMMANDS.items():
+        table.add_row(f"  c4rl {name}", (command.__doc__ or "").splitlines()[0])
+    console.print(table)
+    return 0 if error is None else 2
+
+
+def _version(arguments: Arguments) -> int:
+    print(f"c4rl {c4rl.__version__}")
+    return 0
+
+
+def _parse(kind: Any, name: str, arguments: Arguments, **settings: Any) -> Any:
+    """tyro: typed flags, help and errors; a wrong flag ends with exit code 2."""
+    return tyro.cli(kind, prog=f"c4rl {name}", args=arguments, **settings)
+
+
+# -- train
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """The flags that decide which other flags there are."""
+
+    algorithm: str = ""
+    plugins: tuple[str, ...] | None = None
+    config: Path | None = None
+    resume: Path | None = None
+
+
+def train_command(arguments: Arguments) -> int:
+    """Train runs of an algorithm, with or without plug-ins, on a dataset; or continue a job with --resume DIR."""
+    from c4rl import config as configs
+
+    choice, _ = tyro.cli(_Choice, args=_without_help(arguments), return_unknown_args=True, prog="c4rl train")
+    folder = choice.resume
+    if folder is not None:
+        if _without(arguments, "--resume"):
+            raise InputError("--resume: found further flags, expected --resume DIR alone (the job's config is in DIR)")
+        from c4rl.training.loop import resume
+
+        return _run(lambda: resume(folder))
+    base = configs.read_config(choice.config) if choice.config is not None else None
+    algorithm = choice.algorithm or (base.algorithm if base else "td3_bc")
+    plugins = choice.plugins if choice.plugins is not None else (base.plugins if base else ("none",))
+    kind = configs.command_line_type(algorithm, plugins)
+    default = _defaults(kind, base, algorithm, plugins) if base is not None else None
+    rest = _without(arguments, "--config")
+    if not choice.algorithm:
+        rest = ["--algorithm", algorithm, *rest]
+    settings: dict[str, Any] = {"config": (tyro.conf.OmitArgPrefixes,), "description": TRAIN_HELP}
+    parsed = _parse(kind, "train", rest, **(settings | ({"default": default} if default is not None else {})))
+    config = configs.TrainConfig(**{name: getattr(parsed, name) for name in configs.field_names()})
+    from c4rl.training.loop import train
+
+    return _run(lambda: train(config))
+
+
+TRAIN_HELP = (
+    "Train runs of an algorithm on a dataset. --algorithm and --plugins decide which further flags there are: "
+    "`c4rl train --algorithm cql --plugins layer_norm --help` shows them. --config FILE repeats a job with the "
+    "config.json it stored (flags given beside it win); --resume DIR continues an interrupted one."
+)
+
+
+def _defaults(kind: Any, base: Any, algorithm: str, plugins: tuple[str, ...]) -> Any:
+    """The stored config as the starting point; options of another algorithm or other plug-ins do not carry over."""
+    from c4rl import config as configs
+
+    values = {name: getattr(base, name) for name in configs.field_names()}
+    if algorithm != base.algorithm:
+        del values["options"]
+    if tuple(plugins) != tuple(base.plugins):
+        del values["plugin_options"]
+    return kind(**values)
+
+
+def _without_help(arguments: Arguments) -> Arguments:
+    return [argument for argument in arguments if argument not in ("-h", "--help")]
+
+
+def _without(arguments: Arguments, flag: str) -> Arguments:
+    """The arguments less one flag and its value."""
+    if flag in arguments:
+        at = arguments.index(flag)
+        return arguments[:at] + arguments[at + 2 :]
+    return [argument for argument in arguments if not argument.startswith(f"{flag}=")]
+
+
+def _run(job: Callable[[], dict[str, Any]]) -> int:
+    from c4rl.training.loop import Interrupted
+
+    try:
+        summary = job()
+    except Interrupted as stop:
+        print(f"c4rl: {stop}", file=sys.stderr)
+        return 130
+    print_summary(summary)
+    return 1 if len(summary["stopped"]) == len(summary["seeds"]) else 0
+
+
+def print_summary(summary: dict[str, Any], console: Console | None = None) -> None:
+    console = console or Console()
+    table = Table(title=f"{summary['algorithm']} on {summary['task']} ({summary['score']})", title_justify="left")
+    if summary["best"] is None:
+        for name, values in summary["last"].items():
+            shown = " ".join(f"{value:.4g}" for value in values)
+            console.print(f"{name.replace('_', ' ')} per seed: {shown}", highlight=False)
+        return
+    for heading in ("checkpoint", "mean", "std over seeds", *(f"seed {seed}" for seed in summary["seeds"])):
+        table.add_column(heading, justify="left" if heading == "checkpoint" else "right")
+    for which in ("last", "best"):
+        result = summary[which]
+        cells = [f"{score:.1f}" for score in result["scores"]]
+        table.add_row(which, f"{result['mean']:.1f}", f"{result['std']:.1f}", *cells)
+    console.print(table)
+
+
+# -- evaluate, export
+
+
+def evaluate_command(arguments: Arguments) -> int:
+    """Score the policies of a run folder in the simulator."""
+    from c4rl.training.run_directory import check_new_file
+    from c4rl.training.scoring import score_folder
+
+    def evaluate(
+        folder: Annotated[Path, tyro.conf.Positional],
+        episodes: int = 10,
+        checkpoint: Literal["last", "best"] = "last",
+        seed: int = 20_000,
+        json: Path | None = None,
+    ) -> int:
+        """Score the policies of a run folder.
+
+        Args:
+            folder: a folder made by c4rl train.
+            episodes: episodes per policy.
+            checkpoint: the last policies, or those of each seed's best evaluation.
+            seed: episode e is reset with seed + e.
+            json: also write the result to this new file.
+        """
+        if json is not None:
+            check_new_file("json", json)
+        result = score_folder(folder, episodes, checkpoint, seed)
+        console = Console()
+        table = Table(title=f"{result['task']}: {checkpoint} checkpoint, {episodes} episodes ({result['score']})")
+        for heading in ("seed", "score", "std over episodes", "return"):
+            table.add_column(heading, justify="right")
+        for row in result["runs"]:
+            table.add_row(str(row["seed"]), f"{row['mean']:.1f}", f"{row['std']:.1f}", f"{row['return']:.1f}")
+        console.print(table)
+        if json is not None:
+            from c4rl.files import write_json
+
+            write_json(json, result)
+        return 0
+
+    return _parse(evaluate, "evaluate", arguments)
+
+
+def export_command(arguments: Arguments) -> int:
+    """Write a run's policy to a file that NumPy alone can read."""
+    from c4rl.training.scoring import export_policy
+
+    def export(
+        folder: Annotated[Path, tyro.conf.Positional],
+        format: Literal["npz"] = "npz",
+        checkpoint: Literal["last", "best"] = "last",
+        seed: int | None = None,
+        output: Path | None = None,
+    ) -> int:
+        """Write a run's policy to a file that NumPy alone can read.
+
+        Args:
+            folder: a folder made by c4rl train.
+            format: file format.
+            checkpoint: the last policy, or that of the seed's best evaluation.
+            seed: which run; default the first.
+            output: new file; default FOLDER/policy_CHECKPOINT_seed_SEED.npz.
+        """
+        print(f"wrote {export_policy(folder, checkpoint, seed, output)}")
+        return 0
+
+    return _parse(export, "export", arguments)
+
+
+# -- data, tasks
+
+
+def record_command(arguments: Arguments) -> int:
+    """Record a dataset with the scripted controller of a Maze2D task."""
+    from c4rl.data.recording import record
+
+    def record_dataset(
+        task: Annotated[str, tyro.conf.Positional], output: Path, size: int = 10_000, seed: int = 0
+    ) -> int:
+        """Record a dataset with the scripted controller of a Maze2D task.
+
+        Args:
+            task: a maze2d task of `c4rl tasks`.
+            output: new npz file.
+            size: transitions.
+            seed: the same seed gives the same bytes.
+        """
+        record(task, size, seed, output)
+        print(f"wrote {size:,} transitions of {task} to {output}")
+        return 0
+
+    return _parse(record_dataset, "data record", arguments)
+
+
+def info_command(arguments: Arguments) -> int:
+    """Show what is in a dataset, and what looks wrong with it."""
+    from c4rl.data.info import describe, render
+    from c4rl.data.loading import load_dataset
+    from c4rl.data.tasks import get_task
+
+    def info(
+        dataset: Annotated[str, tyro.conf.Positional],
+        task: str = "none",
+        action_low: tuple[float, ...] | None = None,
+        action_high: tuple[float, ...] | None = None,
+        clip_actions: bool = False,
+        json: bool = False,
+    ) -> int:
+        """Show what is in a dataset, and what looks wrong with it.
+
+        Args:
+            dataset: npz, D4RL hdf5, or a local Minari dataset.
+            task: a name from `c4rl tasks`, for normalised returns and a check of the dimensions.
+            action_low: lower action bounds.
+            action_high: upper action bounds.
+            clip_actions: clip logged actions to the bounds instead of refusing them.
+            json: print JSON.
+        """
+        loaded = load_dataset(
+            dataset, task=get_task(task), action_low=action_low, action_high=action_high, clip_actions=clip_actions
+        )
+        description = describe(loaded, get_task(task))
+        if json:
+            print(_json(description))
+        else:
+            Console().print(render(description))
+        return 0
+
+    return _parse(info, "data info", arguments)
+
+
+def tasks_command(arguments: Arguments) -> int:
+    """List every task: environment, horizon, dimensions, published data, reference scores, what is missing here."""
+    from c4rl.data.tasks import tasks_list, tasks_table
+
+    def tasks(json: bool = False) -> int:
+        """List every task.
+
+        Args:
+            json: print JSON.
+        """
+        if json:
+            print(_json(tasks_list()))
+        else:
+            Console().print(tasks_table())
+        return 0
+
+    return _parse(tasks, "tasks", arguments)
+
+
+def _json(data: Any) -> str:
+    return json.dumps(data, indent=2)
+
+
+# -- demo, bench
+
+
+def demo_command(arguments: Arguments) -> int:
+    """Record a small Maze2D dataset, train on it, score, and draw what the agent learned."""
+    from c4rl.demo import demo
+
+    return _parse(demo, "demo", arguments)
+
+
+def bench_speed_command(arguments: Arguments) -> int:
+    """Measure updates per second of each algorithm."""
+    from c4rl.bench import speed
+
+    return _parse(speed, "bench speed", arguments)
+
+
+COMMANDS: dict[str, Callable[[Arguments], int]] = {
+    "demo": demo_command,
+    "data record": record_command,
+    "data info": info_command,
+    "tasks": tasks_command,
+    "train": train_command,
+    "evaluate": evaluate_command,
+    "export": export_command,
+    "bench speed": bench_speed_command,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,232 @@
+"""The typed, frozen description of a training job: what the command line parses and config.json stores."""
+
+import dataclasses
+import json
+import math
+import types
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import tyro
+
+from c4rl.algorithms.algorithm import AlgorithmConfig
+from c4rl.errors import InputError
+from c4rl.registry import PLUGINS, algorithm_class, plugin_names
+
+CONFIG_VERSION = 1
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Train R runs, one per seed, of one algorithm on one dataset."""
+
+    algorithm: str
+    """bc, td3_bc or cql."""
+    dataset: Path
+    """npz, D4RL hdf5, or a local Minari dataset (its folder, or minari:ID)."""
+    task: str
+    """A name from `c4rl tasks`, gym:ID for any Gymnasium environment, or none for no simulator."""
+    output: Path
+    """Folder of this job; must not exist."""
+    plugins: tuple[str, ...] = ("none",)
+    """none, or any of c4 and layer_norm."""
+    seeds: tuple[int, ...] = (0,)
+    """One run per seed; they train together."""
+    updates: int = 100_000
+    """Gradient updates per run."""
+    size: int | None = None
+    """Rows to train on; all if not given."""
+    subset: Literal["trajectories", "rows"] = "trajectories"
+    """How --size rows are chosen: whole trajectories, or single rows."""
+    subset_seed: int = 0
+    """Seed of that choice, the same for all runs so that methods compare on the same rows."""
+    normalize_observations: bool = True
+    """Centre and scale observations (std + 1e-3)."""
+    observation_statistics: Literal["subset", "full"] = "subset"
+    """Rows that the normaliser sees: those trained on, or the whole file."""
+    reward_scale: float = 1.0
+    """Training rewards are reward_scale * r + reward_shift; scores always use raw rewards."""
+    reward_shift: float = 0.0
+    """See reward_scale."""
+    normalize_returns: bool = False
+    """Scale rewards by 1000 / (best - worst trajectory return) first."""
+    action_low: tuple[float, ...] | None = None
+    """Lower action bounds: one number, or one per action. Default: the task's, the file's, or -1."""
+    action_high: tuple[float, ...] | None = None
+    """Upper action bounds."""
+    clip_actions: bool = False
+    """Clip logged actions to the bounds instead of refusing them."""
+    eval_every: int = 5000
+    """Updates between evaluations."""
+    eval_episodes: int = 10
+    """Episodes per run and evaluation."""
+    eval_seed: int = 10_000
+    """Episode e is reset with seed eval_seed + e, the same for every run and evaluation."""
+    hold_out: float = 0.1
+    """With --task none: share of the trajectories kept for the held-out report."""
+    log_every: int = 500
+    """Updates between lines of metrics.jsonl."""
+    checkpoint_every: int = 1000
+    """Updates between checkpoints: what a killed job may lose."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1, ..."""
+    threads: int | None = None
+    """CPU threads; default: all cores."""
+    monitor: bool = False
+    """Log the cross-covariance diagnostics, also without the c4 plug-in."""
+    options: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    """The algorithm's own options."""
+    plugin_options: tuple[Any, ...] = ()
+    """The plug-ins' own options, in the order of `plugins`."""
+
+    def __post_init__(self) -> None:
+        def require(flag: str, holds: bool, found: Any, expected: str) -> None:
+            if not holds:
+                raise InputError(f"--{flag}: found {found}, expected {expected}")
+
+        require("seeds", len(self.seeds) > 0, "none", "at least one")
+        require("seeds", len(set(self.seeds)) == len(self.seeds), list(self.seeds), "each seed once")
+        require("seeds", all(seed >= 0 for seed in self.seeds), list(self.seeds), "seeds of 0 or more")
+        require("updates", self.updates > 0, self.updates, "1 or more")
+        for name in ("subset_seed", "eval_seed"):
+            require(name.replace("_", "-"), getattr(self, name) >= 0, getattr(self, name), "0 or more")
+        for name in ("reward_scale", "reward_shift"):
+            value = getattr(self, name)
+            require(name.replace("_", "-"), math.isfinite(value), value, "a finite number")
+        require("size", self.size is None or self.size > 0, self.size, "1 or more rows")
+        for name in ("eval_every", "eval_episodes", "log_every", "checkpoint_every"):
+            require(name.replace("_", "-"), getattr(self, name) > 0, getattr(self, name), "1 or more")
+        require("hold-out", 0 < self.hold_out < 1, self.hold_out, "a share between 0 and 1")
+        require("threads", self.threads is None or self.threads > 0, self.threads, "1 or more")
+        options = self.options
+        require("batch-size", options.batch_size > 1, options.batch_size, "2 or more")
+        require("hidden-layers", options.hidden_layers > 0, options.hidden_layers, "1 or more")
+        require("hidden-width", options.hidden_width > 0, options.hidden_width, "1 or more")
+        require("actor-lr", options.actor_lr > 0, options.actor_lr, "a positive number")
+
+
+def empty_config(algorithm: str, plugins: tuple[str, ...], **values: Any) -> TrainConfig:
+    """A config of this algorithm and these plug-ins, other fields at their defaults or as given."""
+    chosen = plugin_names(plugins, algorithm)
+    options = values.pop("options", algorithm_class(algorithm).config_type())
+    plugin_options = values.pop("plugin_options", tuple(PLUGINS[name][0]() for name in chosen))
+    return TrainConfig(
+        algorithm=algorithm, plugins=chosen or ("none",), options=options, plugin_options=plugin_options, **values
+    )
+
+
+def command_line_type(algorithm: str, plugins: tuple[str, ...]) -> type[TrainConfig]:
+    """TrainConfig with the algorithm's and plug-ins' options as flags of their own, for tyro."""
+    chosen = plugin_names(plugins, algorithm)
+    option_types = [PLUGINS[name][0] for name in chosen]
+    option_type = algorithm_class(algorithm).config_type
+    plugin_default = tuple(kind() for kind in option_types)
+    fields: list[Any] = [
+        ("options", Annotated[option_type, tyro.conf.arg(name="")], field(default_factory=option_type)),
+        (
+            "plugin_options",
+            Annotated[tuple[tuple(option_types)], tyro.conf.arg(name="")]  # type: ignore[misc]
+            if option_types
+            else tyro.conf.Suppress[tuple],
+            field(default=plugin_default),
+        ),
+    ]
+    return dataclasses.make_dataclass("TrainConfig", fields, bases=(TrainConfig,), frozen=True)
+
+
+def to_json(config: TrainConfig) -> dict[str, Any]:
+    out = dataclasses.asdict(config)
+    out["dataset"], out["output"] = str(config.dataset), str(config.output)
+    return {"version": CONFIG_VERSION, **jsonable(out)}
+
+
+def jsonable(value: Any) -> Any:
+    """NaN and infinity are not JSON: they become their names."""
+    if isinstance(value, dict):
+        return {name: jsonable(v) for name, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(v) for v in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def from_json(data: dict[str, Any], origin: str) -> TrainConfig:
+    """Read back what `to_json` wrote; unknown or missing fields are named."""
+    data = dict(data)
+    version = data.pop("version", None)
+    if version != CONFIG_VERSION:
+        raise InputError(f"{origin}: field 'version' is {version}, expected {CONFIG_VERSION}")
+    algorithm = data.get("algorithm")
+    if not isinstance(algorithm, str):
+        raise InputError(f"{origin}: field 'algorithm' is {algorithm!r}, expected a name")
+    chosen = plugin_names(_typed(tuple[str, ...], data.get("plugins", []), "plugins", origin), algorithm)
+    options = _from_dict(algorithm_class(algorithm).config_type, data.pop("options", {}), origin)
+    stored = data.pop("plugin_options", [])
+    if not isinstance(stored, list | tuple) or len(stored) != len(chosen):
+        raise InputError(f"{origin}: field 'plugin_options' is {stored}, expected one object for each of {chosen}")
+    plugin_options = tuple(
+        _from_dict(PLUGINS[name][0], values, origin) for name, values in zip(chosen, stored, strict=True)
+    )
+    return _from_dict(TrainConfig, data, origin, options=options, plugin_options=plugin_options)
+
+
+def read_config(path: Path) -> TrainConfig:
+    if path.is_dir():
+        path = path / "config.json"
+    try:
+        data = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file, expected a config.json") from None
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise InputError(f"{path}: not JSON, expected a config.json written by c4rl train") from None
+    if not isinstance(data, dict):
+        raise InputError(f"{path}: found a {type(data).__name__}, expected the object written by c4rl train")
+    return from_json(data, str(path))
+
+
+def _from_dict(kind: Any, data: Any, origin: str, **ready: Any) -> Any:
+    if not isinstance(data, dict):
+        raise InputError(f"{origin}: found {data!r}, expected an object with the fields of {kind.__name__}")
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    for name in data:
+        if name not in fields:
+            raise InputError(f"{origin}: unknown field '{name}' for {kind.__name__}")
+    for name, f in fields.items():
+        if f.default is f.default_factory is dataclasses.MISSING and name not in data:
+            raise InputError(f"{origin}: field '{name}' is missing, expected all fields of {kind.__name__}")
+    return kind(**{name: _typed(fields[name].type, value, name, origin) for name, value in data.items()}, **ready)
+
+
+def _typed(kind: Any, value: Any, name: str, origin: str) -> Any:
+    try:
+        return _read(kind, value)
+    except TypeError:
+        expected = kind.__name__ if type(kind) is type else str(kind).replace("typing.", "")
+        raise InputError(f"{origin}: field '{name}' is {value!r}, expected {expected}") from None
+
+
+def _read(kind: Any, value: Any) -> Any:
+    """A JSON value as this type (JSON has no tuples and no paths); TypeError where it is of another."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        for option in arguments:
+            with suppress(TypeError):
+                return _read(option, value)
+    elif origin is Literal and value in arguments:
+        return value
+    elif origin is Annotated:
+        return _read(arguments[0], value)
+    elif origin is tuple and isinstance(value, list | tuple):
+        return tuple(_read(arguments[0], item) for item in value)
+    elif kind is Path and isinstance(value, str):
+        return Path(value)
+    elif kind is float and (type(value) in (int, float) or value in ("inf", "-inf", "nan")):
+        return float(value)
+    elif kind is Any or (isinstance(kind, type) and type(value) is kind):
+        return value
+    raise TypeError
+
+
+def field_names() -> list[str]:
+    return [f.name for f in dataclasses.fields(TrainConfig)]

@@ -1,0 +1,117 @@
+"""Plain npz files: one array per field, nothing pickled."""
+
+from pathlib import Path
+
+import numpy as np
+
+from c4rl.data.assembly import Log, breaks, ends_of
+from c4rl.data.checks import (
+    TaskLike,
+    as_column,
+    as_flags,
+    as_float32,
+    check_same_length,
+    check_shapes,
+    check_width,
+    problem,
+)
+from c4rl.data.dataset import Array
+
+REQUIRED = ("observations", "actions", "rewards")
+OPTIONAL = ("next_observations", "next_actions", "next_action_valid", "terminals", "timeouts")
+TRAJECTORY_IDS = ("trajectory_ids", "traj_id")
+BOUNDS = ("action_low", "action_high")
+
+
+def _read(path: Path) -> dict[str, Array]:
+    """The known arrays of the file; others are not even decompressed."""
+    fields = {}
+    with np.load(path, allow_pickle=False) as archive:
+        for name in REQUIRED:
+            if name not in archive.files:
+                found = f"is missing among {sorted(archive.files)}"
+                raise problem(path, name, found, f"the arrays {', '.join(REQUIRED)}")
+        for name in (*REQUIRED, *OPTIONAL, *TRAJECTORY_IDS, *BOUNDS):
+            if name not in archive.files:
+                continue
+            try:
+                fields[name] = archive[name]
+            except ValueError as error:
+                if "allow_pickle" not in str(error):
+                    raise
+                found = "holds Python objects and would have to be unpickled, which is refused"
+                raise problem(path, name, found, "an array of plain numbers") from error
+            if not isinstance(fields[name], np.ndarray):
+                raise problem(path, name, "is a file of another kind in the archive", "an array of plain numbers")
+    return fields
+
+
+def _ends_by_id(path: Path, name: str, ids: Array) -> Array:
+    """[N] bool: the last row of each trajectory; the rows of a trajectory must be one block."""
+    ends = ends_of(ids)
+    labels, blocks = np.unique(ids[ends], return_counts=True)
+    if (blocks > 1).any():
+        found = f"has the rows of trajectory {labels[np.argmax(blocks > 1)]} in several places"
+        raise problem(path, name, found, "each trajectory's rows in one block")
+    return ends
+
+
+def read_arrays(path: Path, task: TaskLike | None = None) -> Log:
+    """Read an npz file with the keys observations, actions and rewards.
+
+    Optional: next_observations (else the following row's), terminals, timeouts, trajectory_ids (or traj_id),
+    next_actions with next_action_valid, action_low, action_high. Where neither time-outs nor trajectory ids are stored,
+    a trajectory also ends wherever the following row does not begin at the stored next observation.
+    """
+    fields = _read(path)
+    raw_observations, raw_actions = fields.pop("observations"), fields.pop("actions")
+    check_shapes(path, raw_observations, raw_actions, task)
+    if task is not None:
+        check_width(path, "observations", raw_observations.shape[1], task.observation_dim, task)
+    observations, actions = as_float32(raw_observations), as_float32(raw_actions)
+    del raw_observations, raw_actions  # may be the float64 originals
+    count = len(observations)
+    successors: dict[str, Array] = {}
+    for name, like in (("next_observations", observations), ("next_actions", actions)):
+        if name in fields:
+            values = fields.pop(name)
+            if values.dtype.kind not in "fiub" or values.shape != like.shape:
+                raise problem(path, name, f"has shape {values.shape} and dtype {values.dtype}", f"numbers {like.shape}")
+            successors[name] = as_float32(values)
+    flags = {
+        name: as_flags(path, name, fields[name])
+        for name in ("terminals", "timeouts", "next_action_valid")
+        if name in fields
+    }
+    check_same_length(path, observations, **flags)
+
+    notes: list[str] = []
+    cuts = flags.get("timeouts", np.zeros(count, dtype=bool))
+    id_name = next((name for name in TRAJECTORY_IDS if name in fields), None)
+    if id_name is not None:
+        ids = as_column(path, id_name, fields[id_name])
+        check_same_length(path, observations, **{id_name: ids})
+        cuts = cuts | _ends_by_id(path, id_name, ids)
+    elif "timeouts" not in flags and "next_observations" in successors:
+        cuts = breaks(observations, successors["next_observations"])
+        notes.append(
+            f"The file marks no cuts: trajectories were told apart at {int(cuts.sum())} rows whose next observation "
+            "is not the following row's observation."
+        )
+    elif "timeouts" not in flags:
+        ended = "only terminals end a trajectory" if "terminals" in flags else "all rows are taken as one trajectory"
+        notes.append(f"The file marks neither time-outs nor trajectories: {ended}.")
+    return Log(
+        source=str(path),
+        observations=observations,
+        actions=actions,
+        rewards=as_float32(as_column(path, "rewards", fields["rewards"])),
+        terminals=flags.get("terminals", np.zeros(count, dtype=bool)),
+        cuts=cuts,
+        next_observations=successors.get("next_observations"),
+        next_actions=successors.get("next_actions"),
+        next_action_valid=flags.get("next_action_valid"),
+        action_low=fields.get("action_low"),
+        action_high=fields.get("action_high"),
+        notes=notes,
+    )

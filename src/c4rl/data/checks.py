@@ -1,0 +1,160 @@
+"""What may be wrong with logged data, found before any training; every finding is one sentence (InputError)."""
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from c4rl.data.dataset import Array
+from c4rl.errors import InputError
+
+# Rounding to float32 may push an action at its bound this far outside, relative to the range: moved back silently.
+ROUNDING = 1e-6
+
+
+class TaskLike(Protocol):
+    """What the data side needs to know of a task."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def observation_dim(self) -> int | None: ...
+    @property
+    def action_dim(self) -> int | None: ...
+    @property
+    def reference_min(self) -> float | None: ...
+    @property
+    def reference_max(self) -> float | None: ...
+    def normalise(self, returns: Any) -> Any: ...
+
+
+def problem(source: object, field: str, found: str, expected: str) -> InputError:
+    """The one sentence every finding is told in."""
+    return InputError(f"{source}: '{field}' {found}; expected {expected}.")
+
+
+def row_blocks(count: int, size: int = 1 << 16) -> Iterator[slice]:
+    """Slices that cover `count` rows: work on a million rows without a temporary of a million rows."""
+    return (slice(start, min(start + size, count)) for start in range(0, count, size))
+
+
+def check_shapes(source: object, observations: Any, actions: Any, task: TaskLike | None = None) -> None:
+    """Refuse images, discrete actions, and what is not [N, s] and [N, a]. Takes arrays or HDF5 datasets, unread."""
+    for field, values in (("observations", observations), ("actions", actions)):
+        if values.dtype.kind not in "fiub":
+            raise problem(source, field, f"has dtype {values.dtype}", "real numbers")
+    if observations.ndim > 2 or (observations.ndim == 2 and observations.dtype == np.uint8):
+        found = f"has shape {observations.shape} and dtype {observations.dtype}"
+        raise problem(source, "observations", f"{found}: image observations are not supported", "vectors [N, s]")
+    if actions.dtype.kind in "iub":
+        found = f"has dtype {actions.dtype}: discrete actions are not supported"
+        raise problem(source, "actions", found, "continuous actions, floats of shape [N, a]")
+    if actions.ndim == 1 and len(actions) and np.all(np.mod(actions[()], 1) == 0):
+        found = "is one whole number per row: discrete actions are not supported"
+        raise problem(source, "actions", found, "continuous actions, floats of shape [N, a]")
+    for field, values, letter in (("observations", observations, "s"), ("actions", actions, "a")):
+        if values.ndim != 2 or 0 in values.shape[1:]:
+            raise problem(source, field, f"has shape {values.shape}", f"[N, {letter}]")
+    if len(observations) == 0:
+        raise problem(source, "observations", "has no rows", "at least one row")
+    if task is not None:
+        check_width(source, "actions", actions.shape[1], task.action_dim, task)
+
+
+def check_width(source: object, field: str, found: int, expected: int | None, task: TaskLike) -> None:
+    """A row of the file must be as wide as the task says."""
+    if expected is not None and found != expected:
+        raise problem(source, field, f"has {found} columns", f"{expected} for task {task.name}")
+
+
+def check_same_length(source: object, reference: Array, **fields: Array | None) -> None:
+    """Every field has one entry per row of `observations`."""
+    for field, values in fields.items():
+        if values is not None and len(values) != len(reference):
+            raise problem(source, field, f"has {len(values)} rows", f"{len(reference)} as in 'observations'")
+
+
+def check_finite(source: object, **fields: Array | None) -> None:
+    """No NaN and no infinity; min and max see both without a temporary."""
+    for field, values in fields.items():
+        if values is None or (np.isfinite(values.min()) and np.isfinite(values.max())):
+            continue
+        bad = ~np.isfinite(values.reshape(len(values), -1)).all(axis=1)
+        row = int(np.argmax(bad))
+        worst = values[row].flat[int(np.argmin(np.isfinite(values[row])))]
+        found = f"holds {worst} first in row {row}, in {int(bad.sum())} of {len(bad)} rows"
+        raise problem(source, field, found, "finite numbers in the range of float32")
+
+
+def as_column(source: object, field: str, values: Any) -> Any:
+    """[N] from [N] or [N, 1] (an [N, 1] column broadcasts against [N] to [N, N])."""
+    if values.dtype.kind not in "fiub":
+        raise problem(source, field, f"has dtype {values.dtype}", "real numbers")
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values.reshape(-1)
+    if values.ndim != 1:
+        raise problem(source, field, f"has shape {values.shape}", "one number per row, [N]")
+    return values
+
+
+def as_flags(source: object, field: str, values: Any) -> Array:
+    """[N] bool from flags of any number type; a float file holds 0.0 and 1.0."""
+    values = as_column(source, field, values)
+    flags = values.astype(bool)
+    if values.dtype != bool and not np.array_equal(values, flags):
+        row = int(np.argmax(values != flags))
+        raise problem(source, field, f"holds {values[row]} in row {row}", "0 or 1")
+    return flags
+
+
+def as_float32(values: Array) -> Array:
+    """float32, without a copy where it is that already; an overflow becomes inf, which `check_finite` names."""
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(values, dtype=np.float32)
+
+
+def action_bounds(source: object, width: int, low: ArrayLike | None, high: ArrayLike | None) -> tuple[Array, Array]:
+    """The bounds of each action component, [a] each; a number holds for all of them, and [-1, 1] is the default."""
+    bounds = []
+    for field, value, default in (("action_low", low, -1.0), ("action_high", high, 1.0)):
+        try:
+            bound = np.asarray(default if value is None else value, dtype=np.float32)
+        except (ValueError, TypeError) as error:
+            raise problem(source, field, f"is no number ({error})", "one number or one per action component") from error
+        if bound.shape not in ((), (1,), (width,)):
+            raise problem(source, field, f"has shape {bound.shape}", f"one number or {width}, one per action component")
+        if not np.isfinite(bound).all():
+            raise problem(source, field, "is not finite", "finite bounds")
+        bounds.append(np.broadcast_to(bound, (width,)).copy())
+    lower, upper = bounds
+    if (lower >= upper).any():
+        j = int(np.argmax(lower >= upper))
+        found = f"is {lower[j]:g} where 'action_high' is {upper[j]:g} (component {j})"
+        raise problem(source, "action_low", found, "a lower bound below the upper one")
+    return lower, upper
+
+
+def keep_actions_in_bounds(source: object, field: str, actions: Array, low: Array, high: Array, clip: bool) -> int:
+    """Refuse actions outside their bounds or, with `clip`, clip them in place; how many numbers were clipped."""
+    slack = ROUNDING * (high - low)
+    smallest, largest = actions.min(axis=0), actions.max(axis=0)
+    outside = 0
+    if (smallest < low - slack).any() or (largest > high + slack).any():
+        beyond = (actions < low - slack) | (actions > high + slack)
+        outside = int(beyond.sum())
+        if not clip:
+            excess = np.maximum(low - smallest, largest - high)
+            j = int(np.argmax(excess))
+            worst = smallest[j] if low[j] - smallest[j] > largest[j] - high[j] else largest[j]
+            found = (
+                f"has {outside} of {actions.size} numbers outside their bounds, the worst {worst:g} in component {j} "
+                f"bounded by [{low[j]:g}, {high[j]:g}]"
+            )
+            expected = (
+                "actions within bounds (--clip-actions clips them, --action-low and --action-high set the bounds)"
+            )
+            raise problem(source, field, found, expected)
+    if (smallest < low).any() or (largest > high).any():
+        np.clip(actions, low, high, out=actions)
+    return outside

@@ -1,0 +1,134 @@
+"""D4RL files in their original HDF5 layout: flat arrays of N rows at the root, `infos/` and `metadata/` beside them.
+
+What differs between the versions of these files, and what is done about it:
+
+- rewards may be [N, 1] or float64, flags may be float64, observations may be float64: everything is read as float32
+  and bool.
+- `timeouts` marks a cut (time limit), `terminals` a true end. Where `next_observations` is stored, a cut row keeps its
+  true successor and stays. Where it is not, the following row is the successor, and cut rows and the very last row
+  (even a terminal one) are left out, exactly as in D4RL's own `qlearning_dataset`. Adroit v0 files cut long
+  demonstrations in pieces; their cut rows are left out too.
+- A terminal row's following row belongs to another episode: its next observation is its own observation.
+- Ant has 111 observation columns, of which 27 to 110 (contact forces) are all zero in most files: cut to 27.
+- Antmaze v0 flags the time-out some rows before the reset, and the reset not at all: a change of `infos/goal` shows it.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from c4rl.data.assembly import Log, breaks
+from c4rl.data.checks import (
+    TaskLike,
+    as_column,
+    as_flags,
+    as_float32,
+    check_same_length,
+    check_shapes,
+    check_width,
+    problem,
+    row_blocks,
+)
+from c4rl.data.dataset import Array
+
+ANT_WITH_CONTACT_FORCES, ANT, ANT_ACTIONS = 111, 27, 8
+
+
+def _field(file: h5py.File, path: Path, name: str) -> Any:
+    """An array of the file, unread."""
+    values = file.get(name)
+    if not isinstance(values, h5py.Dataset):
+        found = f"is missing among {sorted(file)}" if values is None else "is a group"
+        raise problem(path, name, found, "D4RL's arrays observations, actions, rewards and terminals")
+    return values
+
+
+def _chunk_blocks(values: Any, size: int) -> Iterator[slice]:
+    """About `size` rows at a time, in whole chunks of the file: each is decompressed once, with no cache to keep."""
+    chunk = values.chunks[0] if values.chunks else 1
+    return row_blocks(len(values), chunk * max(1, size // chunk))
+
+
+def _read_float32(values: Any, width: int | None = None) -> Array:
+    """The first `width` columns (all, if None) as float32: HDF5 converts on the way, with no copy in between."""
+    result = np.empty((len(values), values.shape[1] if width is None else width), dtype=np.float32)
+    for rows in _chunk_blocks(values, 1 << 16):
+        values.read_direct(result, np.s_[rows, :width], np.s_[rows])
+    return result
+
+
+def _contact_forces_are_zero(values: Any) -> bool:
+    return not any(values[rows, ANT:].any() for rows in _chunk_blocks(values, 1 << 14))
+
+
+def _observation_width(path: Path, arrays: list[Any], action_width: int, task: TaskLike | None) -> int:
+    """The columns to read: all, or 27 of Ant's 111 where the rest is zero (and nobody asks for 111)."""
+    width, wanted = arrays[0].shape[1], None if task is None else task.observation_dim
+    if width != ANT_WITH_CONTACT_FORCES or action_width != ANT_ACTIONS or wanted == width:
+        return width
+    if all(_contact_forces_are_zero(values) for values in arrays):
+        return ANT
+    if wanted == ANT:
+        found = f"has {width} columns and contact forces that are not zero in columns {ANT} to {width - 1}"
+        raise problem(path, "observations", found, f"{ANT} columns, or zeros there, for Ant without contact forces")
+    return width
+
+
+def _unflagged_resets(file: h5py.File, flagged: Array) -> Array:
+    """[N] bool: the goal changes after this row, so the episode ended here, but no flag says so."""
+    goals = file.get("infos/goal")
+    resets = np.zeros(len(flagged), dtype=bool)
+    if isinstance(goals, h5py.Dataset) and len(goals) == len(flagged):
+        goals = goals[()].reshape(len(flagged), -1)
+        resets[:-1] = (goals[1:] != goals[:-1]).any(axis=1)
+    return resets & ~flagged
+
+
+def read_d4rl(path: Path, task: TaskLike | None = None) -> Log:
+    """Read a D4RL file; see the module for what is done about its variants."""
+    notes: list[str] = []
+    with h5py.File(path, "r", rdcc_nbytes=0) as file:  # blocks of whole chunks need no chunk cache
+        stored_observations, stored_actions = _field(file, path, "observations"), _field(file, path, "actions")
+        check_shapes(path, stored_observations, stored_actions, task)
+        stored_next = _field(file, path, "next_observations") if "next_observations" in file else None
+        if stored_next is not None and stored_next.shape != stored_observations.shape:
+            raise problem(path, "next_observations", f"has shape {stored_next.shape}", f"{stored_observations.shape}")
+        arrays = [stored_observations] + ([] if stored_next is None else [stored_next])
+        width = _observation_width(path, arrays, stored_actions.shape[1], task)
+        if width != stored_observations.shape[1]:
+            notes.append(f"Observation columns {ANT} to {ANT_WITH_CONTACT_FORCES - 1} are all zero and were cut off.")
+        if task is not None:
+            check_width(path, "observations", width, task.observation_dim, task)
+
+        observations = _read_float32(stored_observations, width)
+        next_observations = None if stored_next is None else _read_float32(stored_next, width)
+        actions = _read_float32(stored_actions)
+        rewards = as_float32(as_column(path, "rewards", _field(file, path, "rewards")[()]))
+        terminals = as_flags(path, "terminals", _field(file, path, "terminals")[()])
+        check_same_length(path, observations, terminals=terminals)
+        if "timeouts" in file:
+            cuts = as_flags(path, "timeouts", _field(file, path, "timeouts")[()])
+            check_same_length(path, observations, timeouts=cuts)
+        elif next_observations is not None:
+            cuts = breaks(observations, next_observations)
+            notes.append(
+                "The file has no 'timeouts': trajectories were told apart where a row's next observation is not the "
+                "following row's observation."
+            )
+        else:
+            cuts = np.zeros(len(observations), dtype=bool)
+            notes.append("The file has no 'timeouts': only terminals end a trajectory.")
+        resets = _unflagged_resets(file, terminals | cuts)
+    if resets.any():
+        cuts |= resets
+        others = f" and {int(resets.sum()) - 1} other rows" if resets.sum() > 1 else ""
+        notes.append(
+            f"The goal in 'infos/goal' changes after row {int(np.argmax(resets))}{others} without a flag: the episode "
+            "was reset there, and its trajectory ends."
+        )
+    if next_observations is None:
+        terminals[-1], cuts[-1] = False, True  # qlearning_dataset never looks at the last row
+    return Log(str(path), observations, actions, rewards, terminals, cuts, next_observations, notes=notes)

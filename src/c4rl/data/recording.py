@@ -1,0 +1,98 @@
+"""Record Maze2D data with D4RL's recipe, so that a first experiment needs no download.
+
+One endless trajectory: the waypoint controller drives to a random goal, then to the next, with noisy actions. A row
+where the goal was reached (or given up after a horizon) carries the time-out flag and ends a trajectory; the ball is
+never reset. Rewards are those of the task's fixed goal, which the controller does not know.
+
+D4RL's files pay a row for the position it starts from; here, as in the environment, it is the position the step
+reaches: r(s, a, s') is what a TD target needs.
+"""
+
+import os
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from c4rl.data.tasks import TASKS, Task, get_task
+from c4rl.errors import InputError
+
+Array = np.ndarray
+
+ACTION_NOISE = 0.5
+
+
+def record(task_name: str, size: int, seed: int, path: str | Path) -> None:
+    """Write `size` transitions of a Maze2D task as npz; equal arguments and versions give equal bytes."""
+    path, task = Path(path), get_task(task_name)
+    if task.domain != "maze2d":
+        names = ", ".join(name for name, known in TASKS.items() if known.domain == "maze2d")
+        raise InputError(f"task '{task.name}' cannot be recorded; tasks with a scripted behaviour: {names}")
+    if size < 1:
+        raise InputError(f"size: found {size}, expected at least 1 transition")
+    if seed < 0:
+        raise InputError(f"seed: found {seed}, expected 0 or more")
+    if path.suffix != ".npz":
+        raise InputError(f"{path}: expected a file name that ends in .npz")
+    if path.exists():
+        raise InputError(f"{path} exists already and is not overwritten; choose another name")
+    arrays = _transitions(task, size, seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _write_npz(path, arrays)
+
+
+def _transitions(task: Task, size: int, seed: int) -> dict[str, Array]:
+    # imported here: reading data needs no simulator
+    from c4rl.environments.maze2d import Maze2D
+    from c4rl.environments.waypoint_controller import WaypointController
+
+    assert task.environment is not None
+    environment = Maze2D(task.environment, task.dense, task.horizon)
+    cells = environment.maze.free_cells
+    rng = np.random.default_rng(seed)
+    controller = WaypointController(environment.maze, rng)
+
+    observations, actions = np.empty((size + 1, 4)), np.empty((size, 2))
+    rewards, timeouts = np.empty(size), np.zeros(size, bool)
+    observations[0], _ = environment.reset(seed=seed)
+    steps_to_goal = None  # None: the last goal is done with, draw the next
+    for t in range(size):
+        position, velocity = observations[t, :2], observations[t, 2:]
+        if steps_to_goal is None:
+            controller.plan(position, cells[rng.integers(len(cells))])
+            steps_to_goal = 0
+        action, arrived = controller.act(position, velocity)
+        actions[t] = np.clip(action + ACTION_NOISE * rng.standard_normal(2), -1, 1)
+        observations[t + 1], rewards[t], *_ = environment.step(actions[t])
+        timeouts[t] = arrived or steps_to_goal >= task.horizon
+        steps_to_goal = None if timeouts[t] else steps_to_goal + 1
+
+    last = timeouts | (np.arange(size) == size - 1)
+    next_actions = np.where(last[:, None], 0, np.roll(actions, -1, axis=0))
+    return {
+        "observations": observations[:-1].astype(np.float32),
+        "actions": actions.astype(np.float32),
+        "rewards": rewards.astype(np.float32),
+        "next_observations": observations[1:].astype(np.float32),
+        "terminals": np.zeros(size, bool),
+        "timeouts": timeouts,
+        "trajectory_ids": np.concatenate(([0], np.cumsum(timeouts[:-1]))).astype(np.int32),
+        "next_actions": next_actions.astype(np.float32),
+        "next_action_valid": ~last,
+        "action_low": np.full(2, -1, np.float32),
+        "action_high": np.full(2, 1, np.float32),
+    }
+
+
+def _write_npz(path: Path, arrays: dict[str, Array]) -> None:
+    """np.savez with a fixed date inside, so that the bytes depend on the content alone; atomic."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
+            for name, array in arrays.items():
+                entry = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
+                with archive.open(entry, "w") as file:
+                    np.lib.format.write_array(file, np.ascontiguousarray(array), allow_pickle=False)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,130 @@
+"""Smaller datasets from larger ones: whole trajectories, single rows, a held-out part, the best trajectories.
+
+Every draw is a function of its seed alone. Rows keep their values; trajectory ids are numbered from 0 again, and a note
+says what was taken. `source` and `sha256` still name the file the rows come from.
+"""
+
+from dataclasses import fields, replace
+
+import numpy as np
+
+from c4rl.data.assembly import ends_of, number_trajectories
+from c4rl.data.dataset import Array, Dataset
+from c4rl.errors import InputError
+
+
+def trajectory_slices(dataset: Dataset) -> tuple[Array, Array]:
+    """The first row and the row after the last of each trajectory, [trajectories] int64 each."""
+    stops = np.flatnonzero(ends_of(dataset.trajectory_ids)) + 1
+    return np.concatenate([[0], stops[:-1]]), stops
+
+
+def trajectory_returns(dataset: Dataset, discount: float = 1.0) -> Array:
+    """The discounted return of each trajectory from its first row, [trajectories] float64."""
+    starts, stops = trajectory_slices(dataset)
+    rewards = dataset.rewards.astype(np.float64)
+    if discount != 1.0:
+        rewards *= discount ** (np.arange(len(dataset)) - np.repeat(starts, stops - starts))
+    return np.add.reduceat(rewards, starts)
+
+
+def _rows_of(dataset: Dataset, trajectories: Array) -> Array:
+    """The rows of the given trajectories, one trajectory after the other."""
+    starts, stops = trajectory_slices(dataset)
+    return np.concatenate([np.arange(starts[k], stops[k]) for k in trajectories])
+
+
+def _take(dataset: Dataset, rows: Array, ends: Array, note: str) -> Dataset:
+    """The given rows in the given order; a trajectory ends where `ends` says, by a time-out if not by a terminal."""
+    per_row = {
+        field.name: value[rows]
+        for field in fields(dataset)
+        if isinstance(value := getattr(dataset, field.name), np.ndarray) and not field.name.startswith("action_")
+    }
+    per_row["timeouts"] = ends & ~per_row["terminals"]
+    per_row["trajectory_ids"] = number_trajectories(ends)
+    return replace(dataset, **per_row, notes=(*dataset.notes, note))
+
+
+def _check_size(dataset: Dataset, size: int) -> None:
+    if not 1 <= size <= len(dataset):
+        raise InputError(f"{dataset.source}: 'size' is {size}; expected 1 to {len(dataset)}, the rows of the dataset.")
+
+
+def _check_fraction(dataset: Dataset, fraction: float, closed: bool) -> None:
+    if not (0.0 < fraction < 1.0 or (closed and fraction == 1.0)):
+        expected = "above 0 and at most 1" if closed else "between 0 and 1"
+        raise InputError(f"{dataset.source}: 'fraction' is {fraction}; expected a number {expected}.")
+
+
+def _generator(seed: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(seed))
+
+
+def trajectory_subset(dataset: Dataset, size: int, seed: int) -> Dataset:
+    """Exactly `size` rows: whole trajectories, drawn in random order without replacement.
+
+    The last one is cut to its first rows where it is too long; the cut is a time-out, without a valid next action.
+    """
+    _check_size(dataset, size)
+    if size == len(dataset):
+        return dataset
+    starts, stops = trajectory_slices(dataset)
+    order = _generator(seed).permutation(len(starts))
+    needed = int(np.searchsorted(np.cumsum(stops[order] - starts[order]), size)) + 1
+    rows = _rows_of(dataset, order[:needed])
+    cut = len(rows) > size
+    rows = rows[:size]
+    ends = ends_of(dataset.trajectory_ids[rows])
+    note = f"{size} of {len(dataset)} rows: {needed} of {len(starts)} trajectories drawn with seed {seed}"
+    subset = _take(dataset, rows, ends, note + (", the last one cut." if cut else "."))
+    if not cut:
+        return subset
+    next_actions, valid = subset.next_actions.copy(), subset.next_action_valid.copy()
+    next_actions[-1], valid[-1] = 0.0, False
+    return replace(subset, next_actions=next_actions, next_action_valid=valid)
+
+
+def row_subset(dataset: Dataset, size: int, seed: int) -> Dataset:
+    """`size` rows drawn uniformly without replacement, in logged order.
+
+    Each row becomes a trajectory of its own (its neighbours are mostly gone); next actions stay as they were stored.
+    """
+    _check_size(dataset, size)
+    rows = np.sort(_generator(seed).choice(len(dataset), size, replace=False))
+    note = f"{size} of {len(dataset)} rows drawn one by one with seed {seed}; each is its own trajectory."
+    return _take(dataset, rows, np.ones(size, dtype=bool), note)
+
+
+def hold_out(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
+    """(training part, held-out part): about `fraction` of the trajectories, at least one, is held out whole."""
+    _check_fraction(dataset, fraction, closed=False)
+    count = len(trajectory_slices(dataset)[0])
+    if count < 2:
+        raise InputError(f"{dataset.source}: holding out needs whole trajectories; found {count}, expected at least 2.")
+    held_count = min(max(1, round(fraction * count)), count - 1)
+    order = _generator(seed).permutation(count)
+    parts = []
+    for name, chosen in (("kept for training", order[held_count:]), ("held out", order[:held_count])):
+        rows = _rows_of(dataset, np.sort(chosen))
+        note = f"{len(chosen)} of {count} trajectories {name} with seed {seed}."
+        parts.append(_take(dataset, rows, ends_of(dataset.trajectory_ids[rows]), note))
+    return parts[0], parts[1]
+
+
+def top_fraction(dataset: Dataset, fraction: float, discount: float = 1.0) -> Dataset:
+    """The best `fraction` of the trajectories by discounted return, at least one: the data of 10% behaviour cloning.
+
+    One-row pieces are not ranked where there are longer trajectories: their returns say nothing about a behaviour.
+    """
+    _check_fraction(dataset, fraction, closed=True)
+    starts, stops = trajectory_slices(dataset)
+    ranked = np.flatnonzero(stops - starts > 1)
+    if len(ranked) == 0:
+        ranked = np.arange(len(starts))
+    count = max(1, int(fraction * len(ranked) + 1e-9))
+    returns = trajectory_returns(dataset, discount)[ranked]
+    best = ranked[np.argsort(-returns, kind="stable")[:count]]
+    rows = _rows_of(dataset, np.sort(best))
+    note = f"The best {count} of {len(ranked)} trajectories by return with discount {discount:g}."
+    return _take(dataset, rows, ends_of(dataset.trajectory_ids[rows]), note)

@@ -1,0 +1,289 @@
+"""Scores policies in worker processes that run whole episodes, without a word between steps.
+
+Episode e of an evaluation with seed s is reset with seed s + e, and a worker asks the policy for one observation at a
+time, as a plain loop over the environment does: returns are bitwise those of that loop, whatever the number of workers.
+(A matrix product rounds differently with the number of rows; one row at a time costs about a tenth of a step.)
+
+A worker is a fresh interpreter that imports neither torch nor the caller's main module. The parent writes one JSON line
+per episode to its standard input, followed by the policy's bytes where the policy is new, and reads one JSON line back.
+"""
+
+import io
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+
+import gymnasium
+import numpy as np
+
+from c4rl.data.tasks import Task, missing
+from c4rl.errors import InputError
+from c4rl.numpy_policy import NumpyPolicy
+
+Array = np.ndarray
+
+MAX_WORKERS = 16
+MAX_DEATHS = 3  # of workers on one episode, before the evaluation fails
+_SINGLE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+
+def steps(environment: gymnasium.Env, policy: NumpyPolicy, seed: int) -> Iterator[tuple[Array, Array, float, Array]]:
+    """(observation, action, reward, next observation) of one episode."""
+    observation, _ = environment.reset(seed=seed)
+    done = False
+    while not done:
+        action = policy.act(observation)
+        following, reward, terminated, truncated, _ = environment.step(action)
+        yield observation, action, float(reward), following
+        observation, done = following, terminated or truncated
+
+
+def episode_return(environment: gymnasium.Env, policy: NumpyPolicy, seed: int) -> float:
+    """Raw undiscounted return of one episode."""
+    total = 0.0
+    for _, _, reward, _ in steps(environment, policy, seed):
+        total += reward
+    return total
+
+
+def rollout(environment: gymnasium.Env, policy: NumpyPolicy, seed: int) -> dict[str, Array]:
+    """One episode of T steps: observations [T + 1, s], actions [T, a], rewards [T]."""
+    observations, actions, rewards, following = zip(*steps(environment, policy, seed), strict=True)
+    return {
+        "observations": np.stack([*observations, following[-1]]),
+        "actions": np.stack(actions),
+        "rewards": np.array(rewards),
+    }
+
+
+@dataclass(eq=False)
+class _Evaluation:
+    """What a call of `submit` waits for."""
+
+    policies: list[bytes]
+    returns: Array  # [policies, episodes], filled in any order
+    seed: int
+    remaining: int
+    future: "Future[Array]" = field(default_factory=Future)
+
+
+@dataclass
+class _Episode:
+    evaluation: _Evaluation
+    policy: int
+    episode: int
+    deaths: int = 0
+
+
+class _WorkerDied(Exception):
+    pass
+
+
+class _Worker:
+    """The parent's end of one worker process."""
+
+    def __init__(self, task: Task) -> None:
+        path = os.pathsep.join(entry for entry in sys.path if entry)
+        self._policy: bytes | None = None
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", "from c4rl.environments.evaluation import serve; serve()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | _SINGLE_THREAD | {"PYTHONPATH": path},
+            start_new_session=True,  # the terminal's Ctrl-C is for the parent alone
+        )
+        with suppress(OSError):  # it died at once: `run` will notice
+            self._send(asdict(task))
+
+    def run(self, policy: bytes, seed: int) -> dict[str, float | str]:
+        """One episode: {"return": R} or {"error": what happened}."""
+        new = policy if policy is not self._policy else b""
+        try:
+            self._send({"seed": seed, "policy_bytes": len(new)}, new)
+            self._policy = policy
+            assert self.process.stdout is not None
+            return json.loads(self.process.stdout.readline())
+        except (OSError, ValueError) as error:
+            raise _WorkerDied from error
+
+    def _send(self, message: dict, payload: bytes = b"") -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(message).encode() + b"\n" + payload)
+        self.process.stdin.flush()
+
+    def stop(self) -> int:
+        """Kill it and collect its exit code."""
+        self.process.kill()
+        code = self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout):
+            assert stream is not None
+            with suppress(OSError):  # bytes that a dead worker never took
+                stream.close()
+        return code
+
+
+class EvaluationPool:
+    """Worker processes for one task; a context manager. One thread of the parent waits on each worker."""
+
+    def __init__(self, task: Task, workers: int | None = None) -> None:
+        absent = missing(task)
+        if absent is not None:
+            raise InputError(f"task '{task.name}' cannot be evaluated here: {absent}")
+        self.task = task
+        self.workers = workers or min(_available_cores(), MAX_WORKERS)
+        self._episodes: queue.SimpleQueue[_Episode | None] = queue.SimpleQueue()
+        self._open: set[_Evaluation] = set()
+        self._processes: list[_Worker | None] = [None] * self.workers
+        self._lock, self._closed = threading.Lock(), False
+        self._threads = [threading.Thread(target=self._drive, args=(i,), daemon=True) for i in range(self.workers)]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, policies: Sequence[NumpyPolicy], episodes: int, seed: int) -> "Future[Array]":
+        """Start an evaluation; the future's result is [policies, episodes] raw undiscounted returns.
+
+        All policies meet the same starts. A policy whose weights are not finite has diverged: its returns are NaN.
+        """
+        finite = [all(np.isfinite(w).all() for w in (*p.weights, *p.biases)) for p in policies]
+        todo = [(p, e) for p in range(len(policies)) if finite[p] for e in range(episodes)]
+        evaluation = _Evaluation(
+            [_policy_bytes(p) for p in policies], np.full((len(policies), episodes), np.nan), seed, len(todo)
+        )
+        evaluation.future.set_running_or_notify_cancel()
+        if not todo:
+            evaluation.future.set_result(evaluation.returns)
+            return evaluation.future
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the evaluation pool is closed")
+            self._open.add(evaluation)
+        for policy, episode in todo:
+            self._episodes.put(_Episode(evaluation, policy, episode))
+        return evaluation.future
+
+    def evaluate(self, policies: Sequence[NumpyPolicy], episodes: int, seed: int) -> Array:
+        """`submit`, and wait: [policies, episodes] raw undiscounted returns."""
+        return self.submit(policies, episodes, seed).result()
+
+    def close(self) -> None:
+        """End all workers now; evaluations that are not finished fail."""
+        with self._lock:
+            self._closed = True
+            processes = [worker for worker in self._processes if worker is not None]
+        for worker in processes:
+            worker.process.kill()
+        for _ in self._threads:
+            self._episodes.put(None)
+        for thread in self._threads:
+            thread.join()
+        for evaluation in list(self._open):
+            self._finish(evaluation, RuntimeError("the evaluation pool was closed before the evaluation was done"))
+
+    def __enter__(self) -> "EvaluationPool":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _drive(self, index: int) -> None:
+        """One worker's thread: keep it alive, hand it episodes."""
+        worker = self._start(index)
+        while worker is not None and (item := self._episodes.get()) is not None:
+            evaluation = item.evaluation
+            if evaluation.future.done():
+                continue  # it failed in another worker
+            try:
+                reply = worker.run(evaluation.policies[item.policy], evaluation.seed + item.episode)
+            except _WorkerDied:
+                code = worker.stop()
+                worker = self._start(index)
+                item.deaths += 1
+                if item.deaths < MAX_DEATHS:
+                    self._episodes.put(item)
+                else:
+                    self._finish(evaluation, RuntimeError(self._obituary(item, code)))
+                continue
+            if "error" in reply:
+                message = f"task '{self.task.name}', episode {item.episode}: {reply['error']}"
+                self._finish(evaluation, RuntimeError(message))
+                continue
+            with self._lock:
+                evaluation.returns[item.policy, item.episode] = reply["return"]
+                evaluation.remaining -= 1
+                complete = evaluation.remaining == 0
+            if complete:
+                self._finish(evaluation)
+        if worker is not None:
+            worker.stop()
+
+    def _start(self, index: int) -> _Worker | None:
+        with self._lock:  # `close` sees every process that was ever started
+            self._processes[index] = None if self._closed else _Worker(self.task)
+            return self._processes[index]
+
+    def _finish(self, evaluation: _Evaluation, error: Exception | None = None) -> None:
+        with self._lock:
+            if evaluation not in self._open:
+                return
+            self._open.remove(evaluation)
+        if error is None:
+            evaluation.future.set_result(evaluation.returns)
+        else:
+            evaluation.future.set_exception(error)
+
+    def _obituary(self, item: _Episode, code: int) -> str:
+        return (
+            f"task '{self.task.name}': {MAX_DEATHS} evaluation workers died in episode {item.episode}, "
+            f"the last one with exit code {code}; what they printed stands above"
+        )
+
+
+def _available_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _policy_bytes(policy: NumpyPolicy) -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, **policy.arrays())
+    return buffer.getvalue()
+
+
+def serve() -> None:
+    """The worker's side: read a task, then episodes, until the parent closes the pipe or dies."""
+    from c4rl.environments.making import make_environment
+
+    commands, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what an environment prints must not mix with the replies
+    try:
+        environment = make_environment(Task(**json.loads(commands.readline())))
+    except InputError as error:
+        print(json.dumps({"error": str(error)}), file=replies, flush=True)
+        commands.read()  # stay until the parent has read it
+        return
+    inbox: queue.SimpleQueue[tuple[int, bytes]] = queue.SimpleQueue()
+
+    def read() -> None:
+        while line := commands.readline():
+            message = json.loads(line)
+            inbox.put((message["seed"], commands.read(message["policy_bytes"])))
+        os._exit(0)  # end of file: the parent is gone, and an episode under way is of no use to anyone
+
+    threading.Thread(target=read, daemon=True).start()
+    policy = None
+    while True:
+        seed, new = inbox.get()
+        try:
+            if new:
+                policy = NumpyPolicy.from_arrays(np.load(io.BytesIO(new), allow_pickle=False))
+            assert policy is not None
+            reply: dict[str, float | str] = {"return": episode_return(environment, policy, seed)}
+        except Exception as error:  # whatever an environment raises is the parent's to report
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(reply), file=replies, flush=True)

@@ -1,0 +1,175 @@
+"""Stacked networks: R runs x M members of one architecture, evaluated together.
+
+Weights are [R, M, in, out]; parameters of different runs are disjoint, so one backward pass of the losses summed over R
+gives every run its own exact gradient.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from c4rl.random import stream_key
+
+LAYER_NORM_EPSILON = 1e-5
+
+
+class Stack(NamedTuple):
+    """What every part of R stacked runs needs to know."""
+
+    seeds: tuple[int, ...]
+    observation_dim: int
+    action_dim: int
+    device: torch.device
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def runs(self) -> int:
+        return len(self.seeds)
+
+
+class StackedMLP(nn.Module):
+    """ReLU MLPs: weights [R, M, in, out], optional LayerNorm between each hidden linear map and its ReLU.
+
+    The initial weights of a run are a function of its seed and of `name` alone. `initialization` is "torch" (uniform on
+    ±1/sqrt(fan in), weights and biases) or "orthogonal" (gain sqrt 2, last layer 0.01, zero biases).
+    """
+
+    def __init__(
+        self,
+        stack: Stack,
+        name: str,
+        sizes: Sequence[int],
+        members: int = 1,
+        *,
+        layer_norm: bool = False,
+        initialization: str = "torch",
+    ) -> None:
+        super().__init__()
+        self.members, self.layer_norm = members, layer_norm
+        generators = [torch.Generator().manual_seed(stream_key(seed, name)) for seed in stack.seeds]
+
+        def drawn(draw: str, *shape: int, scale: float) -> nn.Parameter:
+            per_run = []
+            for generator in generators:
+                if draw == "uniform":
+                    per_run.append(
+                        (torch.rand(members, *shape, generator=generator, dtype=torch.float64) * 2 - 1) * scale
+                    )
+                elif draw == "orthogonal":
+                    per_run.append(torch.stack([_orthogonal(shape, generator) * scale for _ in range(members)]))
+                else:
+                    per_run.append(torch.full((members, *shape), scale, dtype=torch.float64))
+            return nn.Parameter(torch.stack(per_run).to(stack.device, stack.dtype))
+
+        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
+        self.gains, self.shifts = nn.ParameterList(), nn.ParameterList()
+        for layer, (fan_in, fan_out) in enumerate(itertools.pairwise(sizes)):
+            last = layer == len(sizes) - 2
+            if initialization == "orthogonal":
+                gain = 0.01 if last else math.sqrt(2)
+                self.weights.append(drawn("orthogonal", fan_in, fan_out, scale=gain))
+                self.biases.append(drawn("constant", fan_out, scale=0.0))
+            else:
+                bound = 1 / math.sqrt(fan_in)
+                self.weights.append(drawn("uniform", fan_in, fan_out, scale=bound))
+                self.biases.append(drawn("uniform", fan_out, scale=bound))
+            if layer_norm and not last:
+                self.gains.append(drawn("constant", fan_out, scale=1.0))
+                self.shifts.append(drawn("constant", fan_out, scale=0.0))
+
+    def activate(self, layer: int, z: Tensor, members: slice = slice(None)) -> Tensor:
+        """Hidden layer `layer` from its linear map z [R·M, B, width], in place where autograd allows."""
+        if self.layer_norm:
+            gain, shift = (p[layer][:, members].flatten(0, 1).unsqueeze(1) for p in (self.gains, self.shifts))
+            z = torch.addcmul(shift, F.layer_norm(z, z.shape[-1:], eps=LAYER_NORM_EPSILON), gain)
+        return z.relu_()
+
+    def linear(self, layer: int, x: Tensor, members: slice = slice(None)) -> Tensor:
+        """x [R·M, B, in] -> [R·M, B, out]."""
+        w, b = self.weights[layer][:, members].flatten(0, 1), self.biases[layer][:, members].flatten(0, 1)
+        return torch.baddbmm(b.unsqueeze(1), x, w)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[R, B, in] -> [R, B, out]; for networks of one member."""
+        last = len(self.weights) - 1
+        for layer in range(last):
+            x = self.activate(layer, self.linear(layer, x))
+        return self.linear(last, x)
+
+
+class CriticOutput(NamedTuple):
+    """What one evaluation of a critic gives. `...` is [B] or [B, N] for N actions per state."""
+
+    q: Tensor  # [R, M, ...]
+    features: Tensor  # [R, M, ..., width], the last hidden layer (post-activation): Q = w·φ + b
+    hidden: tuple[Tensor, ...]  # each hidden layer, [R·M, rows, width]
+
+
+class Critic(nn.Module):
+    """M Q-functions per run on [s, a]."""
+
+    def __init__(
+        self,
+        stack: Stack,
+        name: str,
+        hidden: Sequence[int],
+        members: int = 2,
+        *,
+        layer_norm: bool = False,
+        initialization: str = "torch",
+    ) -> None:
+        super().__init__()
+        self.observation_dim = stack.observation_dim
+        sizes = (stack.observation_dim + stack.action_dim, *hidden, 1)
+        self.mlp = StackedMLP(stack, name, sizes, members, layer_norm=layer_norm, initialization=initialization)
+
+    def forward(self, observations: Tensor, actions: Tensor, members: slice = slice(None)) -> CriticOutput:
+        """observations [R, B, s]; actions [R, B, a], or [R, B, N, a] for N actions per state."""
+        if actions.dim() == 3:
+            return self.at(torch.cat([observations, actions], dim=-1), members)
+        runs, batch, count, _ = actions.shape
+        mlp = self.mlp
+        w = mlp.weights[0][:, members]
+        b = mlp.biases[0][:, members].flatten(0, 1).unsqueeze(1)
+        chosen = w.shape[1]
+        split = self.observation_dim
+        # the first layer's state part is computed once per state, not once per action
+        state_part = torch.baddbmm(b, _repeat(observations, chosen), w[:, :, :split].flatten(0, 1))
+        action_part = torch.bmm(_repeat(actions.flatten(1, 2), chosen), w[:, :, split:].flatten(0, 1))
+        z = (state_part.unsqueeze(2) + action_part.unflatten(1, (batch, count))).flatten(1, 2)
+        q, hidden = self._upper(mlp.activate(0, z, members), members)
+        shape = (runs, chosen, batch, count)
+        return CriticOutput(q.view(shape), hidden[-1].view(*shape, -1), hidden)
+
+    def at(self, state_actions: Tensor, members: slice = slice(None)) -> CriticOutput:
+        """The same on rows that already hold [s, a] side by side, [R, B, s + a]."""
+        runs, batch, _ = state_actions.shape
+        chosen = self.mlp.weights[0][:, members].shape[1]
+        h = self.mlp.activate(0, self.mlp.linear(0, _repeat(state_actions, chosen), members), members)
+        q, hidden = self._upper(h, members)
+        shape = (runs, chosen, batch)
+        return CriticOutput(q.view(shape), hidden[-1].view(*shape, -1), hidden)
+
+    def _upper(self, h: Tensor, members: slice) -> tuple[Tensor, tuple[Tensor, ...]]:
+        hidden, last = [h], len(self.mlp.weights) - 1
+        for layer in range(1, last):
+            hidden.append(self.mlp.activate(layer, self.mlp.linear(layer, hidden[-1], members), members))
+        return self.mlp.linear(last, hidden[-1], members), tuple(hidden)
+
+
+def _repeat(x: Tensor, members: int) -> Tensor:
+    """[R, B, d] -> [R·M, B, d]: every member sees its run's rows."""
+    return x.unsqueeze(1).expand(-1, members, -1, -1).flatten(0, 1) if members > 1 else x
+
+
+def _orthogonal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    rows, columns = shape
+    tall = torch.randn(max(shape), min(shape), generator=generator, dtype=torch.float64)
+    q, r = torch.linalg.qr(tall)
+    q = q * torch.sign(torch.diagonal(r))  # uniform over orthogonal matrices
+    return q if rows >= columns else q.T

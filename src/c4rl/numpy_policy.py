@@ -1,0 +1,51 @@
+"""A trained policy that needs NumPy alone: what evaluation workers run and what the user takes away."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class NumpyPolicy:
+    """Deterministic policy: normalise, ReLU MLP, squash, rescale to the task's action bounds. All float32."""
+
+    weights: tuple[Array, ...]  # each [in, out]; the last one is the mean head
+    biases: tuple[Array, ...]
+    observation_mean: Array
+    observation_std: Array
+    action_low: Array
+    action_high: Array
+    squash: str = "tanh"  # or "clip"
+
+    def act(self, observations: Array) -> Array:
+        """[s] -> [a], or [B, s] -> [B, a], in the units of the logged actions."""
+        x = (np.asarray(observations, np.float32) - self.observation_mean) / self.observation_std
+        for w, b in zip(self.weights[:-1], self.biases[:-1], strict=True):
+            x = np.maximum(x @ w + b, 0)
+        x = x @ self.weights[-1] + self.biases[-1]
+        x = np.tanh(x) if self.squash == "tanh" else np.clip(x, -1, 1)
+        return self.action_low + (x + 1) / 2 * (self.action_high - self.action_low)
+
+    def arrays(self) -> dict[str, Array]:
+        """Plain arrays for an npz file; `from_arrays` reads them back."""
+        out: dict[str, Array] = {f"w{i}": w for i, w in enumerate(self.weights)}
+        out |= {f"b{i}": b for i, b in enumerate(self.biases)}
+        out |= {"observation_mean": self.observation_mean, "observation_std": self.observation_std}
+        out |= {"action_low": self.action_low, "action_high": self.action_high}
+        return out | {"layers": np.array(len(self.weights)), "squash": np.array(self.squash)}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Array]) -> "NumpyPolicy":
+        layers = range(int(arrays["layers"]))
+        return cls(
+            weights=tuple(arrays[f"w{i}"] for i in layers),
+            biases=tuple(arrays[f"b{i}"] for i in layers),
+            observation_mean=arrays["observation_mean"],
+            observation_std=arrays["observation_std"],
+            action_low=arrays["action_low"],
+            action_high=arrays["action_high"],
+            squash=str(arrays["squash"]),
+        )

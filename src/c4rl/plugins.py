@@ -1,0 +1,111 @@
+"""The seams: what may be plugged into any algorithm, and what it is shown there.
+
+An algorithm asks its `Plugins` for four things and knows none of them by name: which rows form the batch, what is added
+to each critic's loss, whether critics carry LayerNorm, and what is added to the actor's loss.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from torch import Tensor, nn
+
+from c4rl.networks import Critic, CriticOutput
+from c4rl.random import Streams
+from c4rl.training.buffer import Batch, TransitionBuffer, UniformSampler
+
+if TYPE_CHECKING:
+    from c4rl.algorithms.algorithm import Algorithm
+    from c4rl.policies import TanhGaussian
+
+
+class Sampler(Protocol):
+    def rows(self, streams: Streams, batch_size: int) -> Tensor:
+        """[R, B] indices into the buffer."""
+        ...
+
+
+class CriticStep(NamedTuple):
+    """One critic update as a penalty sees it."""
+
+    batch: Batch
+    critic: Critic
+    target: Critic
+    output: CriticOutput  # of the critic at the batch's (s, a), with its graph
+    backup_actions: Tensor  # [R, B, a], the actions of the TD target, without graph
+    td_loss: Tensor  # [R, M]
+
+
+class ActorStep(NamedTuple):
+    """One actor update as an added term sees it."""
+
+    batch: Batch
+    critic: Critic
+    actions: Tensor  # [R, B, a], the policy's actions at s, with graph
+    log_prob: Tensor | None  # [R, B] of those actions; None for deterministic policies
+    distribution: "TanhGaussian | None"
+
+
+class Plugin:
+    """Does nothing; a plug-in overrides what it needs."""
+
+    critic_layer_norm = False
+    period: int | None = None  # updates between two calls of `refresh`
+
+    def attach(self, algorithm: "Algorithm", buffer: TransitionBuffer) -> None:
+        """Called once, after the networks are built and before the first update."""
+
+    def sampler(self) -> Sampler | None:
+        """The rows of the batch, instead of uniform ones."""
+        return None
+
+    def critic_penalty(self, step: CriticStep) -> Tensor | None:
+        """[R, M], added to each head's own loss."""
+        return None
+
+    def actor_term(self, step: ActorStep) -> Tensor | None:
+        """[R], added to the actor's loss."""
+        return None
+
+    def refresh(self, algorithm: "Algorithm", step: int) -> dict[str, Tensor]:
+        """Every `period` updates, between two updates; writes in place. Returns what is to be logged, [R] each."""
+        return {}
+
+    def metrics(self) -> dict[str, Tensor]:
+        """Of the last update, [R] each, read at the logging interval."""
+        return {}
+
+    def failures(self) -> dict[int, tuple[int, str]]:
+        """Runs (by their place in the stack) that cannot go on -> (update, what happened, in words)."""
+        return {}
+
+    def state(self) -> dict[str, Tensor]:
+        """Tensors to be stored with a checkpoint and restored in place; [R, ...] each."""
+        return {}
+
+
+class Plugins:
+    """All plug-ins of a stack, as the algorithm sees them."""
+
+    def __init__(self, plugins: Sequence[Plugin] = ()) -> None:
+        self.all = tuple(plugins)
+
+    @property
+    def critic_layer_norm(self) -> bool:
+        return any(plugin.critic_layer_norm for plugin in self.all)
+
+    def sampler(self, buffer: TransitionBuffer) -> Sampler:
+        samplers = [sampler for plugin in self.all if (sampler := plugin.sampler()) is not None]
+        return samplers[0] if samplers else UniformSampler(buffer)
+
+    def critic_penalty(self, step: CriticStep) -> Tensor | float:
+        terms = [term for plugin in self.all if (term := plugin.critic_penalty(step)) is not None]
+        return sum(terms[1:], start=terms[0]) if terms else 0.0
+
+    def actor_term(self, step: ActorStep) -> Tensor | float:
+        terms = [term for plugin in self.all if (term := plugin.actor_term(step)) is not None]
+        return sum(terms[1:], start=terms[0]) if terms else 0.0
+
+
+def module_state(modules: dict[str, nn.Module]) -> dict[str, Tensor]:
+    """Named parameters of named modules, as live tensors."""
+    return {f"{key}/{name}": p.data for key, module in modules.items() for name, p in module.named_parameters()}

@@ -1,0 +1,34 @@
+"""Names on the command line -> classes."""
+
+from c4rl.algorithms.algorithm import Algorithm
+from c4rl.algorithms.bc import BC
+from c4rl.algorithms.cql import CQL
+from c4rl.algorithms.td3_bc import TD3BC
+from c4rl.c4.plugin import C4, C4Config
+from c4rl.errors import InputError
+from c4rl.plugins import Plugin
+from c4rl.regularizers.layer_norm import LayerNorm, LayerNormConfig
+
+ALGORITHMS: dict[str, type[Algorithm]] = {"bc": BC, "td3_bc": TD3BC, "cql": CQL}
+
+# name -> (options, plug-in)
+PLUGINS: dict[str, tuple[type, type[Plugin]]] = {"c4": (C4Config, C4), "layer_norm": (LayerNormConfig, LayerNorm)}
+
+
+def algorithm_class(name: str) -> type[Algorithm]:
+    if name not in ALGORITHMS:
+        raise InputError(f"--algorithm: found '{name}', expected one of {', '.join(ALGORITHMS)}")
+    return ALGORITHMS[name]
+
+
+def plugin_names(names: tuple[str, ...], algorithm: str) -> tuple[str, ...]:
+    """The chosen plug-ins without the word "none", checked against the algorithm."""
+    chosen = tuple(name for name in names if name != "none")
+    for name in chosen:
+        if name not in PLUGINS:
+            raise InputError(f"--plugins: found '{name}', expected none or some of {', '.join(PLUGINS)}")
+    if len(set(chosen)) < len(chosen):
+        raise InputError(f"--plugins: found {' '.join(chosen)}, expected each plug-in at most once")
+    if chosen and not algorithm_class(algorithm).has_critic:
+        raise InputError(f"--plugins: '{chosen[0]}' acts on a critic, and '{algorithm}' has none")
+    return chosen

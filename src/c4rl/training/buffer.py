@@ -1,0 +1,111 @@
+"""The rows of all runs' datasets in one tensor, gathered in one launch."""
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from c4rl.data.dataset import Dataset
+from c4rl.random import Streams
+
+
+class Batch(NamedTuple):
+    """Rows for every run; views of one gathered tensor. Actions are scaled to [-1, 1], observations normalised."""
+
+    state_actions: Tensor  # [R, B, s + a]
+    observations: Tensor  # [R, B, s]
+    actions: Tensor  # [R, B, a]
+    next_state_actions: Tensor  # [R, B, s + a], with the logged next action
+    next_observations: Tensor  # [R, B, s]
+    rewards: Tensor  # [R, B]
+    continues: Tensor  # [R, B], 1 - terminal
+    next_valid: Tensor  # [R, B], 1 where the logged next action is valid
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """How a dataset's numbers enter the networks."""
+
+    observation_mean: np.ndarray
+    observation_std: np.ndarray
+    action_low: np.ndarray
+    action_high: np.ndarray
+    reward_scale: float = 1.0
+    reward_shift: float = 0.0
+
+    def actions(self, actions: np.ndarray) -> np.ndarray:
+        return (actions - self.action_low) / (self.action_high - self.action_low) * 2 - 1
+
+
+class TransitionBuffer:
+    """Packed rows [N, s+a+s+a+3] of one or more datasets; run r reads `lengths[r]` rows from `offsets[r]` on."""
+
+    def __init__(
+        self,
+        datasets: Sequence[tuple[Dataset, Scaling]],
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        dataset_of_run: Sequence[int] = (0,),
+    ) -> None:
+        first = datasets[0][0]
+        self.widths = [first.observation_dim, first.action_dim]
+        lengths = [len(dataset) for dataset, _ in datasets]
+        width = 2 * sum(self.widths) + 3
+        self.packed = torch.empty((sum(lengths), width), dtype=dtype)
+        start = 0
+        for dataset, scaling in datasets:
+            _pack(self.packed[start : start + len(dataset)], dataset, scaling)
+            start += len(dataset)
+        self.packed = self.packed.to(device)
+        self._lengths = lengths
+        self._assign(dataset_of_run)
+
+    def _assign(self, dataset_of_run: Sequence[int]) -> None:
+        starts = np.concatenate([[0], np.cumsum(self._lengths)[:-1]]).tolist()
+        device = self.packed.device
+        self.offsets = torch.tensor([starts[i] for i in dataset_of_run], dtype=torch.int64, device=device)
+        self.lengths = torch.tensor([self._lengths[i] for i in dataset_of_run], dtype=torch.int64, device=device)
+
+    def for_runs(self, dataset_of_run: Sequence[int]) -> "TransitionBuffer":
+        """The same rows (not copied), read by these runs."""
+        out = copy(self)
+        out._assign(dataset_of_run)
+        return out
+
+    def gather(self, rows: Tensor) -> Batch:
+        """rows [R, B]: indices into the packed rows (offsets included)."""
+        return self.unpack(self.packed.index_select(0, rows.flatten()).view(*rows.shape, -1))
+
+    def unpack(self, packed: Tensor) -> Batch:
+        s, a = self.widths
+        pair, next_pair = packed[..., : s + a], packed[..., s + a : 2 * (s + a)]
+        rewards, continues, next_valid = packed[..., -3:].unbind(-1)
+        return Batch(pair, pair[..., :s], pair[..., s:], next_pair, next_pair[..., :s], rewards, continues, next_valid)
+
+
+def _pack(out: Tensor, dataset: Dataset, scaling: Scaling) -> None:
+    s, a = dataset.observation_dim, dataset.action_dim
+    columns = out.numpy()
+    mean, std = scaling.observation_mean, scaling.observation_std
+    columns[:, :s] = (dataset.observations - mean) / std
+    columns[:, s : s + a] = scaling.actions(dataset.actions)
+    columns[:, s + a : 2 * s + a] = (dataset.next_observations - mean) / std
+    columns[:, 2 * s + a : 2 * (s + a)] = scaling.actions(dataset.next_actions)
+    columns[:, -3] = dataset.rewards * scaling.reward_scale + scaling.reward_shift
+    columns[:, -2] = 1 - dataset.terminals
+    columns[:, -1] = dataset.next_action_valid
+
+
+class UniformSampler:
+    """Every row of a run's data equally likely, with replacement."""
+
+    def __init__(self, buffer: TransitionBuffer) -> None:
+        self.offsets, self.lengths = buffer.offsets, buffer.lengths
+
+    def rows(self, streams: Streams, batch_size: int) -> Tensor:
+        """[R, B] indices into the buffer."""
+        return streams.integers("rows", self.lengths, batch_size) + self.offsets.unsqueeze(1)

@@ -1,0 +1,90 @@
+"""Checkpoints: one safetensors file with every run's tensors, whatever stack they were trained in.
+
+Random numbers are a function of (seed, stream, update), so the update's number is all the random state there is.
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from c4rl.errors import InputError
+from c4rl.files import replacing
+from c4rl.numpy_policy import NumpyPolicy
+from c4rl.training.lane import RunState
+
+SCHEMA = "1"
+
+
+@dataclass
+class Progress:
+    """How far the job is; travels in the checkpoint's header."""
+
+    update: int = 0
+    frozen: dict[str, dict[str, Any]] = field(default_factory=dict)  # seed -> {update, failed_at, reason}
+    training_seconds: float = 0.0
+    clustering_seconds: float = 0.0
+    evaluation_seconds: float = 0.0
+    run_updates: int = 0
+
+
+def save_checkpoint(path: Path, states: dict[int, RunState], progress: Progress) -> None:
+    # contiguous: safetensors writes memory as it lies, and a matrix from linear algebra may lie transposed
+    arrays = {
+        f"seed_{seed}/{name}": t.contiguous().numpy() for seed, state in states.items() for name, t in state.items()
+    }
+    metadata = {"schema": SCHEMA, "kind": "checkpoint", "progress": json.dumps(asdict(progress))}
+    with replacing(path) as temporary:
+        save_file(arrays, temporary, metadata)
+
+
+def load_checkpoint(path: Path) -> tuple[dict[int, RunState], Progress]:
+    states: dict[int, RunState] = {}
+    with _opened(path, "checkpoint") as file:
+        for key in file.keys():  # noqa: SIM118 - not a mapping
+            prefix, name = key.split("/", 1)
+            states.setdefault(int(prefix.removeprefix("seed_")), {})[name] = file.get_tensor(key)
+        progress = Progress(**json.loads(file.metadata()["progress"]))
+    return states, progress
+
+
+def save_policies(path: Path, policies: dict[int, NumpyPolicy], update: dict[int, int]) -> None:
+    arrays = {
+        f"seed_{seed}/{name}": np.ascontiguousarray(array)
+        for seed, policy in policies.items()
+        for name, array in policy.arrays().items()
+        if array.dtype.kind == "f"
+    }
+    facts = {str(s): {"layers": len(p.weights), "squash": p.squash, "update": update[s]} for s, p in policies.items()}
+    with replacing(path) as temporary:
+        save_file(arrays, temporary, {"schema": SCHEMA, "kind": "policies", "facts": json.dumps(facts)})
+
+
+def load_policies(path: Path) -> dict[int, NumpyPolicy]:
+    policies = {}
+    with _opened(path, "policies", framework="np") as file:
+        facts = json.loads(file.metadata()["facts"])
+        for seed, fact in facts.items():
+            prefix = f"seed_{seed}/"
+            arrays = {k.removeprefix(prefix): file.get_tensor(k) for k in file.keys() if k.startswith(prefix)}  # noqa: SIM118
+            arrays |= {"layers": np.array(fact["layers"]), "squash": np.array(fact["squash"])}
+            policies[int(seed)] = NumpyPolicy.from_arrays(arrays)
+    return policies
+
+
+def _opened(path: Path, kind: str, framework: str = "pt") -> Any:
+    if not path.exists():
+        raise InputError(f"{path}: no such file, expected the {kind} of a run folder made by c4rl train")
+    try:
+        file = safe_open(path, framework)
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{path}: not a whole safetensors file ({error}), expected the {kind} of a run") from None
+    metadata = file.metadata() or {}
+    if metadata.get("kind") != kind or metadata.get("schema") != SCHEMA:
+        found = f"kind {metadata.get('kind')}, schema {metadata.get('schema')}"
+        raise InputError(f"{path}: found {found}, expected kind {kind}, schema {SCHEMA}")
+    return file

@@ -1,0 +1,96 @@
+"""From a config to rows ready for training: everything that can be wrong with the input is found here."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from c4rl.algorithms.bc import BCConfig
+from c4rl.config import TrainConfig
+from c4rl.data.dataset import Dataset
+from c4rl.data.info import observation_statistics
+from c4rl.data.loading import load_dataset
+from c4rl.data.subsets import hold_out, row_subset, top_fraction, trajectory_subset
+from c4rl.data.tasks import Task, get_task, missing
+from c4rl.environments.making import make_environment
+from c4rl.errors import InputError
+from c4rl.training.buffer import Scaling
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What the loop needs of the data."""
+
+    task: Task
+    train: Dataset
+    held_out: Dataset | None
+    scaling: Scaling
+    facts: dict[str, Any]  # the summary's "dataset" entry
+
+
+def prepare(config: TrainConfig) -> Preparation:
+    task = get_task(config.task)
+    if task.name != "none" and (reason := missing(task)) is not None:
+        raise InputError(f"--task {config.task}: cannot be evaluated here: {reason}")
+    low = _bounds("action-low", config.action_low)
+    high = _bounds("action-high", config.action_high)
+    if task.domain == "gym" and low is None and high is None:
+        low, high = _environment_bounds(task)
+    full = load_dataset(config.dataset, task=task, action_low=low, action_high=high, clip_actions=config.clip_actions)
+    train, held = full, None
+    if task.name == "none":
+        train, held = hold_out(train, config.hold_out, config.subset_seed)
+    if config.size is not None:
+        choose = trajectory_subset if config.subset == "trajectories" else row_subset
+        train = choose(train, config.size, config.subset_seed)
+    if isinstance(config.options, BCConfig) and config.options.top_fraction != 1:
+        train = top_fraction(train, config.options.top_fraction, discount=0.99)
+    facts = {"path": str(config.dataset), "rows": len(train), "sha256": full.sha256, "file_rows": len(full)}
+    return Preparation(task, train, held, _scaling(config, train, full), facts)
+
+
+def _bounds(flag: str, values: tuple[float, ...] | None) -> np.ndarray | None:
+    if values is None:
+        return None
+    if not np.all(np.isfinite(values)):
+        raise InputError(f"--{flag}: found {list(values)}, expected finite numbers")
+    return np.asarray(values, np.float32)
+
+
+def _environment_bounds(task: Task) -> tuple[np.ndarray | None, np.ndarray | None]:
+    environment = make_environment(task)
+    space: Any = environment.action_space  # a Box, or `get_task` would have refused it
+    environment.close()
+    low, high = space.low, space.high
+    return (low, high) if np.all(np.isfinite([low, high])) else (None, None)
+
+
+def _scaling(config: TrainConfig, train: Dataset, full: Dataset) -> Scaling:
+    s = train.observation_dim
+    mean, std = np.zeros(s, np.float32), np.ones(s, np.float32)
+    if config.normalize_observations:
+        rows = train if config.observation_statistics == "subset" else full
+        mean, std = observation_statistics(rows.observations)
+    scaling = Scaling(mean, std, train.action_low, train.action_high, config.reward_scale, config.reward_shift)
+    if not config.normalize_returns:
+        return scaling
+    returns = np.bincount(train.trajectory_ids, weights=train.rewards)
+    spread = float(returns.max() - returns.min())
+    if spread == 0:
+        raise InputError(f"{config.dataset}: --normalize-returns needs returns that differ, found {returns[0]:g} only")
+    return replace(scaling, reward_scale=config.reward_scale * 1000 / spread)
+
+
+def choose_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"--device: found '{name}', expected auto, cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f"--device: found '{name}', expected auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InputError(f"--device: found '{name}', but this machine shows {torch.cuda.device_count()} CUDA devices")
+    return device

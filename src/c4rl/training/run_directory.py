@@ -1,0 +1,121 @@
+"""A job's folder: locked while in use, every file either whole or absent."""
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import IO, Any
+
+from c4rl.config import TrainConfig, jsonable, read_config, to_json
+from c4rl.errors import InputError
+from c4rl.files import write_json
+
+
+class RunDirectory:
+    """config.json, metrics.jsonl, checkpoint.safetensors, policy_{last,best}.safetensors, summary.json, tensorboard."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: IO[str] | None = None
+        self._metrics: IO[str] | None = None
+        self._writers: dict[int, Any] = {}
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.path / "checkpoint.safetensors"
+
+    def policy(self, which: str) -> Path:
+        return self.path / f"policy_{which}.safetensors"
+
+    def create(self, config: TrainConfig) -> None:
+        check_new_output(self.path)
+        self.path.mkdir(parents=True)
+        self._acquire()
+        write_json(self.path / "config.json", to_json(config))
+        self._open(after_update=0)
+
+    def reopen(self) -> None:
+        """Take an interrupted job's folder; `rewind` must follow."""
+        self._acquire()
+        for stale in self.path.glob(".*.partial"):  # of a process that was killed while writing
+            stale.unlink()
+
+    def rewind(self, update: int) -> list[dict[str, Any]]:
+        """Drop metrics later than `update` (they will be written again) and return the others."""
+        path = self.path / "metrics.jsonl"
+        kept: list[dict[str, Any]] = []
+        for line in path.read_text().splitlines() if path.exists() else []:
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError:
+                break  # the line that was being written when the process died
+            if record["update"] <= update:
+                kept.append(record)
+        temporary = path.with_name(".metrics.jsonl.partial")
+        temporary.write_text("".join(json.dumps(record) + "\n" for record in kept))
+        os.replace(temporary, path)
+        self._open(after_update=update)
+        return kept
+
+    def _acquire(self) -> None:
+        self._lock = open(self.path / ".lock", "w")  # noqa: SIM115 - held until close; the system frees it on any death
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise InputError(
+                f"{self.path}: in use by another c4rl process, expected a folder that none is using"
+            ) from None
+
+    def _open(self, after_update: int) -> None:
+        self._metrics = open(self.path / "metrics.jsonl", "a")  # noqa: SIM115 - held until close
+        self._purge = after_update + 1
+
+    def log(self, update: int, seed: int, values: dict[str, Any]) -> None:
+        """One line of metrics.jsonl, and the numbers to TensorBoard."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        assert self._metrics is not None
+        self._metrics.write(json.dumps({"update": update, "seed": seed, **jsonable(values)}) + "\n")
+        self._metrics.flush()
+        if seed not in self._writers:
+            folder = self.path / "tensorboard" / f"seed_{seed}"
+            self._writers[seed] = SummaryWriter(str(folder), purge_step=self._purge)
+        for name, value in values.items():
+            if isinstance(value, float | int):
+                self._writers[seed].add_scalar(name, value, update)
+
+    def flush(self) -> None:
+        """What was logged up to a checkpoint is on the disk before the checkpoint is."""
+        for writer in self._writers.values():
+            writer.flush()
+
+    def close(self) -> None:
+        for writer in self._writers.values():
+            writer.close()
+        for file in (self._metrics, self._lock):
+            if file is not None:
+                file.close()
+
+
+def check_new_output(path: Path) -> None:
+    if path.exists() or path.is_symlink():
+        hint = f"; to continue that job: c4rl train --resume {path}" if (path / "config.json").exists() else ""
+        raise InputError(f"--output {path}: exists already, expected a new folder (nothing is overwritten){hint}")
+    parent = next(p for p in path.absolute().parents if p.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise InputError(f"--output {path}: cannot be created, '{parent}' is not a folder that can be written to")
+
+
+def check_new_file(flag: str, path: Path) -> None:
+    if path.exists() or path.is_symlink():
+        raise InputError(f"--{flag} {path}: exists already, expected a new file (nothing is overwritten)")
+    if not path.parent.is_dir():
+        raise InputError(f"--{flag} {path}: cannot be created, '{path.parent}' is not a folder")
+
+
+def job_config(path: Path) -> TrainConfig:
+    """The config of a run folder, which may have been moved since."""
+    if not path.is_dir():
+        raise InputError(f"{path}: no such folder, expected one made by c4rl train")
+    return read_config(path / "config.json")

@@ -1,0 +1,93 @@
+"""One contract for every algorithm x plug-in."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from c4rl.c4.plugin import C4Config
+from c4rl.config import TrainConfig, from_json, to_json
+from c4rl.registry import ALGORITHMS, PLUGINS
+from c4rl.regularizers.layer_norm import LayerNormConfig
+from tests.helpers import advance, make_lane, plain_scaling, small_config, small_dataset
+
+# clusters are refreshed within the few updates of these tests, on projected features and on all of them
+C4_FORMS = [
+    C4Config(K=3, period=2, directions=4, mode="proxy"),
+    C4Config(K=3, period=2, mode="exact"),
+    C4Config(K=2, period=3, sampler="hard", estimator="unbiased", scale="per_feature", lambda_="auto", pool=64),
+    C4Config(K=2, period=2, divergence="mse", divergence_weight=0.5, divergence_gate=0.2),
+]
+PLUGIN_FORMS: list[tuple[tuple[str, ...], tuple[Any, ...]]] = [
+    ((), ()),
+    *(((name,), (kind(),)) for name, (kind, _) in PLUGINS.items() if name != "c4"),
+    *((("c4",), (form,)) for form in C4_FORMS),
+    (("c4", "layer_norm"), (C4_FORMS[1], LayerNormConfig())),
+]
+COMBINATIONS = [
+    pytest.param(name, plugins, id=f"{name}-{'+'.join(plugins[0]) or 'none'}-{i}")
+    for name, (i, plugins) in itertools.product(ALGORITHMS, enumerate(PLUGIN_FORMS))
+    if ALGORITHMS[name].has_critic or not plugins[0]
+]
+
+
+def config_of(algorithm: str, plugins: tuple[tuple[str, ...], tuple[Any, ...]], **values: Any) -> TrainConfig:
+    return small_config(algorithm, plugins[0], plugin_options=plugins[1], **values)
+
+
+@pytest.mark.parametrize(("algorithm", "plugins"), COMBINATIONS)
+class TestEveryAlgorithmWithEveryPlugin:
+    def test_updates_change_every_trained_parameter_and_losses_are_finite(self, algorithm, plugins) -> None:
+        lane = make_lane(config_of(algorithm, plugins))
+        before = {name: tensor.clone() for name, tensor in lane.live_state().items()}
+        advance(lane, 4)
+        moved = {k for k, v in lane.live_state().items() if not torch.equal(v, before[k])}
+        trained = {
+            f"{key}/{name}"
+            for key, optimizer in lane.algorithm.optimizers.items()
+            if optimizer.count > 0
+            for name in optimizer.names
+        }
+        assert trained <= moved, f"not trained: {sorted(trained - moved)}"
+        assert all(value == value for value in lane.read_metrics()[0].values())
+        assert not lane.failures()
+
+    def test_targets_only_move_by_polyak(self, algorithm, plugins) -> None:
+        lane = make_lane(config_of(algorithm, plugins, **({"tau": 0.0} if ALGORITHMS[algorithm].has_critic else {})))
+        before = {n: t.clone() for n, t in lane.live_state().items() if n.startswith("target_")}
+        advance(lane, 4)
+        after = lane.live_state()
+        assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+    def test_a_stack_of_three_equals_three_alone(self, algorithm, plugins) -> None:
+        stacked = advance(make_lane(config_of(algorithm, plugins, seeds=(3, 1, 4))), 30).run_states()
+        for seed in (3, 1, 4):
+            alone = advance(make_lane(config_of(algorithm, plugins, seeds=(seed,))), 30).run_states()[seed]
+            for name, tensor in alone.items():
+                torch.testing.assert_close(stacked[seed][name], tensor, rtol=1e-9, atol=1e-12, msg=name)
+
+    def test_resuming_is_exact(self, algorithm, plugins) -> None:
+        config = config_of(algorithm, plugins, seeds=(0, 1))
+        straight = advance(make_lane(config), 9).run_states()
+        first = advance(make_lane(config), 4)
+        second = make_lane(config)
+        second.load(first.run_states())
+        resumed = advance(second, 5, start=4).run_states()
+        for seed in (0, 1):
+            for name, tensor in straight[seed].items():
+                assert torch.equal(resumed[seed][name], tensor), name
+
+    def test_the_exported_policy_is_the_evaluation_policy(self, algorithm, plugins) -> None:
+        dataset = small_dataset()
+        lane = advance(make_lane(config_of(algorithm, plugins, seeds=(0, 1)), dataset, torch.float32), 3)
+        observations = torch.tensor(dataset.observations[:20])
+        actions = lane.algorithm.act(observations.expand(2, -1, -1))
+        for run, policy in enumerate(lane.policies(plain_scaling(dataset)).values()):
+            torch.testing.assert_close(
+                torch.tensor(policy.act(observations.numpy())), actions[run], rtol=1e-5, atol=1e-6
+            )
+
+    def test_the_config_survives_json(self, algorithm, plugins) -> None:
+        config = config_of(algorithm, plugins, seeds=(0, 7))
+        assert from_json(to_json(config), "here") == config

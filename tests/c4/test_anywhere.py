@@ -1,0 +1,81 @@
+"""C4 outside the trainer: the example runs, and its batches and penalty are the trainer's own."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from c4rl.c4.anywhere import C4Anywhere, penultimate_features
+from c4rl.c4.plugin import C4Config
+from c4rl.data.recording import record
+from c4rl.errors import InputError
+from c4rl.plugins import CriticStep
+from tests.helpers import advance, make_lane, small_config
+from tests.test_networks import as_torch
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "plug_into_your_loop.py"
+
+
+def test_the_example_is_short_and_adds_c4_in_three_lines() -> None:
+    lines = EXAMPLE.read_text().splitlines()
+    assert len(lines) < 120
+    assert sum("# C4" in line for line in lines) == 3
+
+
+def test_the_example_runs(tmp_path: Path) -> None:
+    data = tmp_path / "maze.npz"
+    record("maze2d-umaze-dense", 2000, 0, data)
+    command = [sys.executable, str(EXAMPLE), str(data), "--updates", "210"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "update 210: critic loss" in done.stdout and "clusters" in done.stdout
+
+
+@pytest.mark.parametrize("mode", ["proxy", "exact"])
+@pytest.mark.parametrize("estimator", ["plugin", "unbiased"])
+def test_batches_and_penalty_equal_the_trainers(mode, estimator) -> None:
+    options = C4Config(K=3, period=2, directions=4, mode=mode, estimator=estimator)
+    lane = make_lane(small_config("td3_bc", ("c4",), seeds=(7,), plugin_options=(options,)))
+    advance(lane, 6)
+    algorithm = lane.algorithm
+    critic, target = algorithm.critics
+    heads = [as_torch(critic.mlp, 0, member) for member in range(2)]
+    target_heads = [as_torch(target.mlp, 0, member) for member in range(2)]
+    everything = lane.buffer.unpack(lane.buffer.packed)
+    outside = C4Anywhere(
+        heads[0], target_heads[0], everything.state_actions, everything.next_state_actions, everything.next_valid,
+        config=options, seed=7,
+    )  # fmt: skip
+    plugin = lane.plugins.all[0]
+    lane.step.fill_(0)
+    plugin.attach(algorithm, lane.buffer)  # a fresh start, from the same critic, as the outside one has it
+    lane.step.fill_(1)
+    rows = plugin.sampler().rows(lane.streams, 32)
+    assert torch.equal(outside.rows(32), rows[0])
+    batch = lane.buffer.gather(rows)
+    output = critic.at(batch.state_actions)
+    td = torch.ones(1, 2, dtype=torch.float64)
+    ours = plugin.critic_penalty(CriticStep(batch, critic, target, output, batch.actions, td))[0]
+    for member in range(2):
+        torch.testing.assert_close(outside.penalty(heads[member], target_heads[member]), ours[member])
+
+
+def test_automatic_weight_needs_the_td_loss() -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    x = torch.randn(300, 3, generator=torch.Generator().manual_seed(0))
+    c4 = C4Anywhere(net, net, x, x.roll(-1, 0), torch.ones(300), config=C4Config(K=2, lambda_="auto"))
+    c4.rows(64)
+    with pytest.raises(InputError, match="auto"):
+        c4.penalty(net, net)
+    weighted = [c4.penalty(net, net, torch.tensor(2.0)).item() for _ in range(20)]
+    assert weighted[-1] == pytest.approx(2.0, rel=1e-3)  # lambda R at the size of the TD loss
+
+
+def test_features_are_what_enters_the_named_head() -> None:
+    body = torch.nn.Linear(3, 8)
+    net = torch.nn.ModuleDict({"body": body, "head": torch.nn.Linear(8, 1), "unused": torch.nn.Linear(2, 2)})
+    net.forward = lambda x: net["head"](torch.relu(net["body"](x)))  # type: ignore[method-assign]
+    x = torch.randn(5, 3)
+    torch.testing.assert_close(penultimate_features(net, x, "head"), torch.relu(body(x)))

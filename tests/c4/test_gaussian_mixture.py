@@ -1,0 +1,238 @@
+"""EM on y = [g', g]: the E- and M-step of Algorithm 1, for a stack of runs."""
+
+import pytest
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from c4rl.c4.gaussian_mixture import Failure, Fit, Mixture, fit, kmeans_start
+from c4rl.random import Streams
+
+FULL_AND_DIAGONAL = pytest.mark.parametrize("covariance", ["full", "diagonal"])
+
+
+def pairs(runs: int, rows: int, dim: int, clusters: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Rows from overlapping Gaussian clusters, in units far from standardised."""
+    draw = torch.Generator().manual_seed(seed)
+    means = torch.randn(runs, clusters, dim, generator=draw, dtype=torch.float64)
+    factors = torch.randn(runs, clusters, dim, dim, generator=draw, dtype=torch.float64) / dim**0.5
+    label = torch.randint(clusters, (runs, rows), generator=draw)
+    run = torch.arange(runs).unsqueeze(1)
+    noise = torch.randn(runs, rows, dim, 1, generator=draw, dtype=torch.float64)
+    z = means[run, label] + (factors[run, label] @ noise).squeeze(3)
+    return (z * torch.logspace(-2, 2, dim, dtype=torch.float64) + 3).to(dtype)
+
+
+def streams(seeds: list[int], step: int = 0) -> Streams:
+    return Streams(seeds, torch.tensor(step))
+
+
+def cold_start(y: Tensor, clusters: int, valid: Tensor | None = None, seeds: list[int] | None = None) -> Tensor:
+    seeds = list(range(len(y))) if seeds is None else seeds
+    return kmeans_start(y, streams(seeds), torch.full((len(y),), clusters), clusters, valid)
+
+
+def run_of(fitted: Fit, r: int) -> list[Tensor]:
+    return [*(x[r] for x in fitted.mixture), fitted.responsibilities[r], fitted.log_likelihood[r]]
+
+
+def assert_same(one: list[Tensor], other: list[Tensor]) -> None:
+    for a, b in zip(one, other, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+@FULL_AND_DIAGONAL
+def test_a_stack_of_runs_fits_each_run_as_if_alone(covariance: str) -> None:
+    y = pairs(3, 700, 6, 3)
+    valid = torch.rand(3, 700, generator=torch.Generator().manual_seed(1)) > 0.1
+    together = fit(y, cold_start(y, 3, valid, [5, 6, 7]), valid, covariance=covariance)
+    for r in range(3):
+        alone = slice(r, r + 1)
+        start = cold_start(y[alone], 3, valid[alone], [5 + r])
+        assert_same(run_of(fit(y[alone], start, valid[alone], covariance=covariance), 0), run_of(together, r))
+
+
+@FULL_AND_DIAGONAL
+def test_the_likelihood_never_falls_and_a_warm_start_carries_on(covariance: str) -> None:
+    y = pairs(2, 800, 6, 4)
+    cold = fit(y, cold_start(y, 4), covariance=covariance, epsilon=0.0, steps=12)
+    warm = fit(y, cold.mixture.responsibilities(y), covariance=covariance, epsilon=0.0, steps=12)
+    curve = torch.cat([cold.log_likelihood, warm.log_likelihood], 1)
+    assert (curve.diff(dim=1) > -1e-10).all()
+    assert (curve[:, -1] > curve[:, 0] + 1e-3).all()
+    torch.testing.assert_close(warm.mixture.log_prob(y).mean(1), warm.log_likelihood[:, -1])
+
+
+def test_epsilon_costs_likelihood_only_of_its_own_size() -> None:
+    y = pairs(2, 800, 6, 4)
+    curve = fit(y, cold_start(y, 4), epsilon=1e-4, steps=25).log_likelihood
+    assert (curve.diff(dim=1) > -1e-3).all()
+
+
+def test_float32_agrees_with_float64() -> None:
+    y = pairs(2, 3000, 16, 4)
+    start = cold_start(y, 4)
+    exact, single = fit(y, start), fit(y.float(), start.float())
+    torch.testing.assert_close(single.log_likelihood, exact.log_likelihood, rtol=1e-5, atol=1e-4)
+    assert (single.responsibilities.argmax(2) == exact.responsibilities.argmax(2)).double().mean() > 0.998
+
+
+def test_narrow_clusters_far_from_the_mean_stay_exact_in_float32() -> None:
+    """Second moments about the origin would lose this cluster's variance to rounding."""
+    draw = torch.Generator().manual_seed(0)
+    y = torch.randn(1, 4000, 4, generator=draw, dtype=torch.float64)
+    y[:, :200] = y[:, :200] * 1e-3 + 30
+    start = torch.zeros(1, 4000, 2, dtype=torch.float64)
+    start[:, :200, 0], start[:, 200:, 1] = 1, 1
+    exact = fit(y, start, epsilon=1e-8, steps=3).mixture.blocks().variance
+    single = fit(y.float(), start.float(), epsilon=1e-8, steps=3).mixture.blocks().variance
+    torch.testing.assert_close(single, exact, rtol=1e-2, atol=0)
+
+
+@FULL_AND_DIAGONAL
+def test_rows_without_a_next_action_take_no_part_in_the_fit(covariance: str) -> None:
+    y = pairs(1, 900, 6, 3)
+    valid = torch.ones(1, 900, dtype=torch.bool)
+    valid[:, ::3] = False
+    start = cold_start(y, 3, valid)
+    spoiled = y.clone()
+    spoiled[:, ::3, :3] = torch.nan  # g' of these rows does not exist
+    masked = fit(spoiled, start, valid, covariance=covariance)
+    assert not masked.failed.any()
+    kept = fit(y[valid].unsqueeze(0), start[valid].unsqueeze(0), covariance=covariance)
+    for a, b in zip(masked.mixture, kept.mixture, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(masked.log_likelihood, kept.log_likelihood)
+    torch.testing.assert_close(masked.responsibilities[valid], kept.responsibilities[0])
+    from_g = masked.mixture.marginal_responsibilities(y[..., 3:])
+    torch.testing.assert_close(masked.responsibilities[~valid], from_g[~valid])
+    torch.testing.assert_close(masked.mixture.responsibilities(spoiled, valid), masked.responsibilities)
+
+
+def test_densities_are_those_of_the_blocks_in_original_units() -> None:
+    y = pairs(1, 600, 6, 2)
+    mixture = fit(y, cold_start(y, 2)).mixture
+    blocks, centres = mixture.blocks(), mixture.centres()
+    omega = torch.cat(
+        [
+            torch.cat([blocks.next_variance, blocks.cross_covariance], 3),
+            torch.cat([blocks.cross_covariance.mT, blocks.variance], 3),
+        ],
+        2,
+    )
+    weights = mixture.weights[0].log().unsqueeze(1)
+    joint = torch.distributions.MultivariateNormal(centres[0].unsqueeze(1), omega[0].unsqueeze(1))
+    log_joint = weights + joint.log_prob(y)
+    torch.testing.assert_close(mixture.log_prob(y)[0], log_joint.logsumexp(0))
+    torch.testing.assert_close(mixture.responsibilities(y)[0], log_joint.softmax(0).T)
+    g = y[..., 3:]
+    marginal = torch.distributions.MultivariateNormal(centres[0, :, 3:].unsqueeze(1), blocks.variance[0].unsqueeze(1))
+    torch.testing.assert_close(mixture.marginal_log_prob(g)[0], (weights + marginal.log_prob(g)).logsumexp(0))
+
+
+def test_one_component_is_the_sample_mean_and_covariance() -> None:
+    y = pairs(1, 500, 4, 3)
+    mixture = fit(y, torch.ones(1, 500, 1, dtype=y.dtype), epsilon=0.0, steps=1).mixture
+    blocks, covariance = mixture.blocks(), y[0].T.cov(correction=0)
+    torch.testing.assert_close(mixture.centres()[0, 0], y[0].mean(0))
+    torch.testing.assert_close(blocks.cross_covariance[0, 0], covariance[:2, 2:])
+    torch.testing.assert_close(blocks.next_variance[0, 0], covariance[:2, :2])
+    torch.testing.assert_close(blocks.variance[0, 0], covariance[2:, 2:])
+
+
+def test_each_run_has_its_own_number_of_components() -> None:
+    y = pairs(1, 600, 4, 5).expand(3, -1, -1).contiguous()
+    start = kmeans_start(y, streams([1, 1, 1]), torch.tensor([1, 3, 5]), 5)
+    stacked = fit(y, start)
+    assert (stacked.mixture.weights > 0).sum(1).tolist() == [1, 3, 5]
+    assert stacked.mixture.effective_clusters().tolist()[0] == 1
+    assert torch.equal(stacked.responsibilities[1, :, 3:], torch.zeros(600, 2, dtype=y.dtype))
+    three = fit(y[1:2], start[1:2, :, :3])
+    torch.testing.assert_close(stacked.log_likelihood[1], three.log_likelihood[0])
+
+
+@FULL_AND_DIAGONAL
+def test_an_empty_component_keeps_its_mean_and_takes_the_covariance_of_all_rows(covariance: str) -> None:
+    y = pairs(1, 400, 4, 2)
+    start = torch.cat([cold_start(y, 2), torch.zeros(1, 400, 1, dtype=y.dtype)], 2)
+    fitted = fit(y, start, covariance=covariance, epsilon=0.0)
+    assert not fitted.failed.any()
+    assert fitted.mixture.weights[0, 2] == 0
+    torch.testing.assert_close(fitted.mixture.centres()[0, 2], y[0].mean(0))
+    torch.testing.assert_close(fitted.mixture.blocks().variance[0, 2].diagonal(), y[0, :, 2:].var(0, correction=0))
+    without = fit(y, start[:, :, :2], covariance=covariance, epsilon=0.0)
+    torch.testing.assert_close(fitted.log_likelihood, without.log_likelihood)
+
+
+def test_a_component_of_a_few_equal_rows_stays_regular() -> None:
+    y = pairs(1, 400, 8, 2, dtype=torch.float32)
+    y[:, :3] = y[:, :1]
+    start = torch.zeros(1, 400, 2)
+    start[:, :3, 0], start[:, 3:, 1] = 1, 1
+    fitted = fit(y, start, steps=1)
+    assert not fitted.failed.any()
+    variance = fitted.mixture.covariances[0, 0].diagonal().mean()
+    assert 0.5 < variance < 1  # three of nine rows are its own: two thirds come from the covariance of all rows
+
+
+def test_constant_dimensions_and_duplicate_rows_are_no_failure() -> None:
+    y = pairs(1, 300, 4, 2, dtype=torch.float32)
+    y[..., 1] = 1234.5  # a dead unit
+    y[:, 150:] = y[:, :1]
+    fitted = fit(y, cold_start(y, 5))
+    assert not fitted.failed.any()
+    assert fitted.responsibilities.isfinite().all()
+    identical = torch.ones(1, 50, 4)
+    assert fit(identical, cold_start(identical, 3)).responsibilities.isfinite().all()
+
+
+def test_a_fit_that_cannot_be_done_is_reported_and_leaves_its_neighbours_alone() -> None:
+    y = pairs(4, 300, 4, 2)
+    sound = fit(y, cold_start(y, 2))
+    y[1, 7, 2] = torch.inf
+    valid = torch.ones(4, 300, dtype=torch.bool)
+    valid[2] = False
+    y[3] *= 1e200
+    fitted = fit(y, cold_start(y, 2, valid), valid)
+    assert fitted.failed.tolist() == [False, True, True, True]
+    codes = [Failure(code) for code in fitted.failure.tolist()]
+    assert Failure.NON_FINITE_ROWS in codes[1]
+    assert Failure.TOO_FEW_ROWS in codes[2]
+    assert Failure.NON_FINITE_PARAMETERS in codes[3]
+    assert_same(run_of(fitted, 0), run_of(sound, 0))
+
+
+def test_a_start_is_a_function_of_seed_and_step() -> None:
+    y = pairs(2, 500, 4, 4)
+    components = torch.tensor([4, 4])
+    first = kmeans_start(y, streams([3, 4], 10), components, 4, lloyd_steps=0)
+    assert torch.equal(first, kmeans_start(y, streams([3, 4], 10), components, 4, lloyd_steps=0))
+    assert not torch.equal(first, kmeans_start(y, streams([3, 4], 11), components, 4, lloyd_steps=0))
+
+
+def test_a_start_finds_separate_clusters() -> None:
+    draw = torch.Generator().manual_seed(0)
+    label = torch.randint(4, (1, 800), generator=draw)
+    y = torch.randn(1, 800, 4, generator=draw) + 40 * torch.eye(4)[label]
+    for seed in range(5):
+        found = cold_start(y, 4, seeds=[seed]).argmax(2)
+        for k in range(4):
+            assert len(found[label == k].unique()) == 1
+        assert len(found.unique()) == 4
+
+
+def test_large_data_is_worked_off_in_chunks_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    y = pairs(2, 1000, 6, 3)
+    start = cold_start(y, 3)
+    whole = fit(y, start)
+    monkeypatch.setattr("c4rl.c4.gaussian_mixture._CHUNK_ELEMENTS", {"cpu": 1})
+    chunked = fit(y, start)
+    for r in range(2):
+        assert_same(run_of(chunked, r), run_of(whole, r))
+
+
+def test_parameters_go_through_a_safetensors_file() -> None:
+    y = pairs(2, 300, 4, 2)
+    mixture = fit(y, cold_start(y, 2)).mixture
+    restored = Mixture(**load(save(mixture._asdict())))
+    assert torch.equal(restored.responsibilities(y), mixture.responsibilities(y))

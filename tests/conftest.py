@@ -1,0 +1,21 @@
+"""Fixtures shared by all tests."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+@pytest.fixture(scope="session")
+def shared() -> Callable[[str], Path]:
+    """Real files kept beside the checkout: their path, or a skip that says what is missing."""
+
+    def find(name: str) -> Path:
+        path = SHARED / name
+        if not path.exists():
+            pytest.skip(f"real data not at hand: no '{name}' in a folder 'shared' beside the checkout")
+        return path
+
+    return find

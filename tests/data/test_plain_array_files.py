@@ -1,0 +1,177 @@
+"""npz files: real reduced D4RL sets, round trips, recovered trajectories, clear refusals."""
+
+import pickle
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from c4rl.data import Dataset, load_dataset, row_subset, trajectory_subset
+from c4rl.errors import InputError
+
+Arrays = dict[str, np.ndarray]
+Make = Callable[..., Arrays]
+Save = Callable[..., Path]
+Shared = Callable[[str], Path]
+
+
+def test_every_reduced_d4rl_set_loads(shared: Shared) -> None:
+    files = sorted(shared("data/d4rl-10k").glob("*-v[02].npz"))
+    assert len(files) == 9
+    for path in files:
+        data, raw = load_dataset(path), np.load(path)
+        assert np.array_equal(data.trajectory_ids, raw["traj_id"]), path.name
+        assert np.array_equal(data.next_action_valid, raw["next_action_valid"])
+        valid = data.next_action_valid
+        assert (
+            np.array_equal(data.next_actions[valid], raw["next_actions"][valid]) and not data.next_actions[~valid].any()
+        )
+        ends = np.append(np.diff(data.trajectory_ids) > 0, True)
+        assert np.array_equal(data.timeouts, ends & ~data.terminals)
+
+
+def test_trajectories_are_recovered_from_breaks_when_nothing_marks_them(shared: Shared, save: Save) -> None:
+    for name in ("hopper-medium-replay-v2", "antmaze-umaze-v0"):
+        path = shared(f"data/d4rl-10k/{name}.npz")
+        raw = dict(np.load(path))
+        bare = {key: raw[key] for key in ("observations", "actions", "rewards", "next_observations", "terminals")}
+        recovered, marked = load_dataset(save(bare)), load_dataset(path)
+        assert np.array_equal(recovered.trajectory_ids, marked.trajectory_ids)
+        assert np.array_equal(recovered.next_action_valid, marked.next_action_valid)
+        assert "told apart" in recovered.notes[0]
+
+
+def test_unclipped_demonstrations_are_refused_for_their_keys(shared: Shared) -> None:
+    with pytest.raises(InputError, match=r"door-human-v1.npz: 'actions' is missing among \['actions_raw'"):
+        load_dataset(shared("data/d4rl-10k/door-human-v1.npz"))
+
+
+@pytest.mark.parametrize("cut", [lambda d: d, lambda d: trajectory_subset(d, 31, 3), lambda d: row_subset(d, 20, 3)])
+def test_a_dataset_written_by_its_fields_reads_back_the_same(
+    dataset: Dataset, tmp_path: Path, cut: Callable[[Dataset], Dataset]
+) -> None:
+    original = replace(cut(dataset), action_low=np.full(2, -1.5, np.float32))
+    stored = {f.name: getattr(original, f.name) for f in fields(original)}
+    arrays = {name: value for name, value in stored.items() if isinstance(value, np.ndarray)}
+    np.savez(tmp_path / "again.npz", **arrays)
+    again = load_dataset(tmp_path / "again.npz")
+    for name, value in arrays.items():
+        assert np.array_equal(getattr(again, name), value), name
+
+
+def test_successors_are_shifted_where_the_file_has_none(arrays: Make, save: Save) -> None:
+    raw = arrays([4, 3], [False, True])
+    data = load_dataset(save(raw, next_observations=None))
+    assert len(data) == 6  # the cut row is left out, the terminal row stays
+    assert np.array_equal(data.next_observations[:3], raw["observations"][1:4])
+    assert np.array_equal(data.next_actions[2], raw["actions"][3]) and data.next_action_valid[2]
+    assert data.terminals[5] and not data.next_action_valid[5]
+    assert np.array_equal(data.next_observations[5], data.observations[5])
+
+
+def test_rows_without_any_mark_are_one_trajectory(arrays: Make, save: Save) -> None:
+    data = load_dataset(save(arrays([9]), next_observations=None, terminals=None, trajectory_ids=None))
+    assert len(data) == 8 and not data.trajectory_ids.any() and data.timeouts.sum() == 1
+    assert "one trajectory" in data.notes[0]
+
+
+def test_a_terminal_ends_a_trajectory_whatever_the_ids_say(arrays: Make, save: Save) -> None:
+    data = load_dataset(save(arrays([4, 3], [True, False]), trajectory_ids=np.zeros(7, dtype=int)))
+    assert np.array_equal(data.trajectory_ids, [0, 0, 0, 0, 1, 1, 1]) and not data.next_action_valid[3]
+
+
+def test_double_precision_and_column_rewards_are_accepted(arrays: Make, save: Save) -> None:
+    raw = arrays([5])
+    doubles = {name: value.astype(np.float64) for name, value in raw.items()}
+    data = load_dataset(save(doubles, rewards=doubles["rewards"][:, None]))
+    assert np.array_equal(data.rewards, raw["rewards"]) and np.array_equal(data.observations, raw["observations"])
+
+
+def test_action_bounds_come_from_arguments_then_file_then_default(arrays: Make, save: Save) -> None:
+    raw = arrays([5])
+    assert np.array_equal(load_dataset(save(raw)).action_high, [1, 1])
+    path = save(raw, action_low=np.array([-2.0, -3.0]), action_high=np.array(4.0))
+    data = load_dataset(path)
+    assert np.array_equal(data.action_low, [-2, -3]) and np.array_equal(data.action_high, [4, 4])
+    data = load_dataset(path, action_low=-9)
+    assert np.array_equal(data.action_low, [-9, -9]) and np.array_equal(data.action_high, [4, 4])
+
+
+def test_actions_out_of_bounds_are_refused_or_clipped(arrays: Make, save: Save) -> None:
+    raw = arrays([6])
+    raw["actions"][2, 1], raw["actions"][4, 0] = 1.25, -1.5
+    path = save(raw)
+    with pytest.raises(InputError, match=r"2 of 12 numbers.*worst -1\.5 in component 0.*\[-1, 1\].*--clip-actions"):
+        load_dataset(path)
+    assert load_dataset(path, action_low=-2, action_high=2).actions.max() == 1.25
+    clipped = load_dataset(path, clip_actions=True)
+    assert clipped.actions[2, 1] == 1 and clipped.actions[4, 0] == -1 and clipped.next_actions[3, 0] == -1
+    assert "2 of 12 action components were clipped" in clipped.notes[0]
+
+
+def test_rounding_at_a_bound_is_no_violation(arrays: Make, save: Save) -> None:
+    raw = arrays([6])
+    raw["actions"][2, 1] = np.nextafter(np.float32(1), np.float32(2))
+    data = load_dataset(save(raw))
+    assert data.actions[2, 1] == 1 and not data.notes
+
+
+class Payload:
+    """Touches a file when unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple:
+        return (Path.touch, (self.path,))
+
+
+def test_pickled_content_is_never_opened(arrays: Make, save: Save, tmp_path: Path) -> None:
+    trap = np.array([Payload(tmp_path / "opened")], dtype=object)
+    with pytest.raises(InputError, match=r"'rewards' holds Python objects .* unpickled, which is refused"):
+        load_dataset(save(arrays([4]), rewards=trap))
+    (tmp_path / "data.pkl").write_bytes(pickle.dumps(Payload(tmp_path / "opened")))
+    with pytest.raises(InputError, match="a pickle, which is never opened"):
+        load_dataset(tmp_path / "data.pkl")
+    assert not (tmp_path / "opened").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"rewards": None}, "'rewards' is missing among"),
+        ({"actions": np.zeros(7, dtype=np.int64)}, "discrete actions are not supported"),
+        ({"actions": np.zeros((7, 1), dtype=np.int32)}, "discrete actions are not supported"),
+        ({"actions": np.arange(7.0)}, "discrete actions are not supported"),
+        ({"actions": np.linspace(0, 1, 7)}, r"'actions' has shape \(7,\); expected \[N, a\]"),
+        ({"observations": np.zeros((7, 3), dtype=np.uint8)}, "image observations are not supported"),
+        ({"observations": np.zeros((7, 4, 4))}, "image observations are not supported"),
+        ({"observations": np.zeros((0, 3)), "actions": np.zeros((0, 2))}, "'observations' has no rows"),
+        ({"observations": np.zeros((7, 3), dtype=complex)}, "dtype complex128; expected real numbers"),
+        ({"actions": np.zeros((6, 2))}, "'actions' has 6 rows; expected 7"),
+        ({"terminals": np.zeros(8, dtype=bool)}, "'terminals' has 8 rows; expected 7"),
+        ({"next_observations": np.zeros((7, 4))}, r"'next_observations' has shape \(7, 4\)"),
+        ({"trajectory_ids": np.array([0, 0, 1, 1, 0, 0, 2])}, "rows of trajectory 0 in several places"),
+        ({"action_low": np.array([1.0, -1.0])}, r"'action_low' is 1 where 'action_high' is 1 \(component 0\)"),
+        ({"action_low": np.array([-1.0, -1.0, -1.0])}, r"'action_low' has shape \(3,\)"),
+        ({"action_low": np.array(-np.inf)}, "'action_low' is not finite"),
+        ({"action_low": np.array("low")}, "'action_low' is no number"),
+        ({"rewards": np.full(7, 1e300)}, "'rewards' holds inf first in row 0"),
+    ],
+)
+def test_unusable_arrays_are_refused_by_name(
+    arrays: Make, save: Save, change: dict[str, np.ndarray | None], sentence: str
+) -> None:
+    with pytest.raises(InputError, match=sentence):
+        load_dataset(save(arrays([4, 3]), **change))
+
+
+@pytest.mark.parametrize("field", ["observations", "actions", "rewards", "next_observations"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_values_that_are_not_finite_are_located(arrays: Make, save: Save, field: str, value: float) -> None:
+    raw = arrays([4, 3])
+    raw[field][5] = value
+    with pytest.raises(InputError, match=f"'{field}' holds {value} first in row 5, in 1 of 7 rows"):
+        load_dataset(save(raw))

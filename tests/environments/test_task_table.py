@@ -1,0 +1,79 @@
+"""The table of tasks: names, references, what can be run."""
+
+import json
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from c4rl.data.tasks import TASKS, get_task, missing, tasks_list, tasks_table
+from c4rl.errors import InputError
+
+
+def test_every_dataset_of_the_paper_is_there() -> None:
+    counts = {domain: sum(t.domain == domain for t in TASKS.values()) for domain in {t.domain for t in TASKS.values()}}
+    assert counts == {"locomotion": 20, "maze2d": 8, "antmaze": 8, "adroit": 12, "kitchen": 3}
+
+
+@pytest.mark.parametrize(
+    ("name", "canonical"),
+    [
+        ("hopper-medium", "hopper-medium-v2"),
+        ("maze2d-umaze-dense", "maze2d-umaze-dense-v1"),
+        ("maze2d-open", "maze2d-open-v0"),
+        ("antmaze-ultra-play", "antmaze-ultra-play-v0"),
+        ("pen-cloned", "pen-cloned-v1"),
+    ],
+)
+def test_names_work_with_and_without_version(name: str, canonical: str) -> None:
+    assert get_task(name) is get_task(canonical)
+    assert get_task(canonical).name == canonical
+
+
+def test_random_and_expert_returns_score_0_and_100() -> None:
+    for task in TASKS.values():
+        assert task.reference_min is not None and task.reference_max is not None
+        np.testing.assert_allclose(task.normalise([task.reference_min, task.reference_max]), [0, 100], atol=1e-12)
+
+
+def test_sparse_and_dense_mazes_have_their_own_references() -> None:
+    assert get_task("maze2d-umaze-v1").normalise(161.86) == pytest.approx(100)
+    assert get_task("maze2d-umaze-dense-v1").normalise(193.66286) == pytest.approx(100)
+
+
+def test_an_unknown_name_is_answered_with_close_ones() -> None:
+    with pytest.raises(InputError, match=r"hoper-medium-v2.*hopper-medium-v2"):
+        get_task("hoper-medium-v2")
+
+
+def test_any_gymnasium_id_is_a_task_with_raw_returns() -> None:
+    task = get_task("gym:Pendulum-v1")
+    assert (task.observation_dim, task.action_dim, task.horizon) == (3, 1, 200)
+    assert task.normalise(-123.0) == -123.0
+    assert missing(task) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("gym:CartPole-v1", "action space is Discrete"), ("gym:NoSuch-v9", "gymnasium cannot make it")],
+)
+def test_unusable_gymnasium_ids_are_refused_by_name(name: str, why: str) -> None:
+    with pytest.raises(InputError, match=rf"{name}.*{why}"):
+        get_task(name)
+
+
+def test_what_is_missing_is_said() -> None:
+    assert missing(get_task("hopper-medium")) is None
+    assert missing(get_task("maze2d-large")) is None
+    assert "not built" in str(missing(get_task("antmaze-umaze")))
+    assert "no simulator" in str(missing(get_task("none")))
+
+
+def test_the_table_is_there_for_people_and_machines() -> None:
+    rows = json.loads(json.dumps(tasks_list()))
+    console = Console(width=200, record=True, file=None, quiet=True)
+    with console.capture() as captured:
+        console.quiet = False
+        console.print(tasks_table())
+    for row in rows:
+        assert row["name"] in captured.get()

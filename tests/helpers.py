@@ -1,0 +1,52 @@
+"""Small things that several tests build on."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from c4rl.bench import made_up_dataset
+from c4rl.config import TrainConfig, empty_config
+from c4rl.data.dataset import Dataset
+from c4rl.registry import ALGORITHMS
+from c4rl.training.buffer import Scaling, TransitionBuffer
+from c4rl.training.lane import Lane
+
+CPU = torch.device("cpu")
+
+
+def small_config(
+    algorithm: str, plugins: tuple[str, ...] = (), seeds: tuple[int, ...] = (0,), **values: Any
+) -> TrainConfig:
+    """Two hidden layers of 16 and batches of 32: the same code, in milliseconds."""
+    option_type = ALGORITHMS[algorithm].config_type
+    names = set(option_type.__dataclass_fields__)
+    options = option_type(
+        **{"hidden_layers": 2, "hidden_width": 16, "batch_size": 32}
+        | {name: values.pop(name) for name in list(values) if name in names}
+    )
+    defaults: dict[str, Any] = {"dataset": Path("unused"), "task": "none", "output": Path("unused")}
+    return empty_config(algorithm, plugins or ("none",), options=options, seeds=seeds, **(defaults | values))
+
+
+def small_dataset(rows: int = 200, observation_dim: int = 5, action_dim: int = 2) -> Dataset:
+    return made_up_dataset(rows, observation_dim, action_dim)
+
+
+def plain_scaling(dataset: Dataset) -> Scaling:
+    s = dataset.observation_dim
+    return Scaling(np.zeros(s, np.float32), np.ones(s, np.float32), dataset.action_low, dataset.action_high)
+
+
+def make_lane(config: TrainConfig, dataset: Dataset | None = None, dtype: torch.dtype = torch.float64) -> Lane:
+    dataset = dataset or small_dataset()
+    buffer = TransitionBuffer([(dataset, plain_scaling(dataset))], CPU, dtype)
+    return Lane(config, list(config.seeds), buffer, CPU, dtype)
+
+
+def advance(lane: Lane, updates: int, start: int = 0) -> Lane:
+    for step in range(start + 1, start + updates + 1):
+        lane.update(step)
+        lane.refresh(step)
+    return lane

@@ -1,0 +1,54 @@
+"""Jobs to be disturbed: their commands, their processes, and what must come out the same."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.cli.support import SMALL, assert_same_tensors, metric_lines, summary
+
+# one thread: the same rounding in every process
+STEADY = [*SMALL, "--seeds", "0", "1", "--threads", "1", "--device", "cpu"]
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    """c4rl ARGUMENTS as a process of its own, in a group of its own like a terminal's."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "c4rl.cli", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+
+
+def last_update(folder: Path) -> int:
+    """The update of the last whole line of metrics.jsonl."""
+    path = folder / "metrics.jsonl"
+    whole = path.read_text().rpartition("\n")[0] if path.exists() else ""
+    return int(whole.rpartition('{"update": ')[2].partition(",")[0]) if whole else 0
+
+
+def wait_until(process: subprocess.Popen[str], folder: Path, update: int) -> bool:
+    """Whether the job got to this update (0: to its config.json) before its process ended."""
+    deadline = time.monotonic() + 120
+    while process.poll() is None:
+        if (folder / "config.json").exists() and last_update(folder) >= update:
+            return True
+        assert time.monotonic() < deadline, "the job does not get on"
+        time.sleep(0.002)
+    return False
+
+
+def assert_same_job(first: Path, second: Path) -> None:
+    """Equal in everything but time: tensors and policies bit for bit, metrics line for line, scores."""
+    assert_same_tensors(first, second)
+    assert_same_tensors(first, second, "policy_last")
+    assert metric_lines(first) == metric_lines(second)
+    a, b = summary(first), summary(second)
+    for name in ("last", "best", "stopped", "seeds", "updates", "dataset"):
+        assert a[name] == b[name], name
+    if a["best"] is not None:
+        assert_same_tensors(first, second, "policy_best")

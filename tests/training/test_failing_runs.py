@@ -1,0 +1,164 @@
+"""A run that leaves the finite numbers is stopped at its last good state; the others go on without it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import c4rl.training.loop as loop
+from c4rl.training.checkpoint import Progress, load_checkpoint
+from c4rl.training.lane import Lane, RunState
+from tests.cli.support import SMALL, listing, metric_lines, run, save_npz, summary, tensors
+
+Update = Callable[[Lane, int], None]
+REASON = "a loss or weight was not finite"
+EVERY = ["--updates", "60", "--log-every", "10", "--eval-every", "25", "--checkpoint-every", "14"]
+
+
+def command(dataset: Path, output: Path, *flags: object, task: str = "none") -> list[object]:
+    return ["train", "--dataset", dataset, "--task", task, "--output", output, *SMALL, *EVERY, *flags]
+
+
+@pytest.fixture(autouse=True)
+def checkpoints_are_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every checkpoint that is ever written is looked through."""
+    save = loop.save_checkpoint
+
+    def checked(path: Path, states: dict[int, RunState], progress: Progress) -> None:
+        bad = [(s, n) for s, state in states.items() for n, t in state.items() if not torch.isfinite(t).all()]
+        assert not bad, f"not finite at update {progress.update}: {bad}"
+        save(path, states, progress)
+
+    monkeypatch.setattr(loop, "save_checkpoint", checked)
+
+
+def poison(monkeypatch: pytest.MonkeyPatch, seed: int, at: int) -> None:
+    """After update `at`, one weight of one run's policy is NaN."""
+    update = Lane.update
+
+    def poisoned(self: Lane, step: int) -> None:
+        update(self, step)
+        if step == at and seed in self.seeds:
+            self.algorithm.actor.mlp.weights[0].data[self.seeds.index(seed), 0, 0, 0] = float("nan")
+
+    monkeypatch.setattr(Lane, "update", poisoned)
+
+
+@pytest.fixture(scope="module")
+def without(plain_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job that never had the seed that fails in the others."""
+    folder = tmp_path_factory.mktemp("without") / "job"
+    assert run(*command(plain_data, folder, "--seeds", "0", "2")) == 0
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("at", "failed_at", "kept"),
+    [
+        pytest.param(35, 36, 28, id="between checkpoints"),
+        pytest.param(42, 42, 28, id="just before a checkpoint"),
+        pytest.param(50, 50, 42, id="just before an evaluation"),
+        pytest.param(60, 60, 56, id="in the last update"),
+    ],
+)
+def test_one_of_three(
+    at: int,
+    failed_at: int,
+    kept: int,
+    plain_data: Path,
+    without: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "job"
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        poison(monkeypatch, seed=1, at=at)
+        assert run(*command(plain_data, folder, "--seeds", "0", "1", "2")) == 0
+    sentence = f"seed 1: {REASON} at update {failed_at}; stopped, kept as of update {kept}"
+    assert sentence in capsys.readouterr().out
+    assert summary(folder)["stopped"] == {"1": {"update": kept, "failed_at": failed_at, "reason": REASON}}
+    # the seed that failed: as of its last good checkpoint, in every file
+    assert run(*command(plain_data, tmp_path / "short", "--seeds", "0", "1", "2", "--updates", kept)) == 0
+    ours, short = tensors(folder), tensors(tmp_path / "short")
+    own = [name for name in short if name.startswith("seed_1/")]
+    assert own and all(np.array_equal(ours[name], short[name]) for name in own)
+    last, short_last = tensors(folder, "policy_last"), tensors(tmp_path / "short", "policy_last")
+    assert all(np.array_equal(last[name], short_last[name]) for name in last if name.startswith("seed_1/"))
+    assert all(np.isfinite(array).all() for array in last.values())
+    # the others: nothing happened
+    for name, values in tensors(without).items():
+        np.testing.assert_allclose(ours[name], values, rtol=1e-3, atol=1e-5, err_msg=name)
+    lines = [line for line in metric_lines(folder) if line["seed"] != 1]
+    expected = metric_lines(without)
+    assert [line.keys() for line in lines] == [line.keys() for line in expected]
+    for line, other in zip(lines, expected, strict=True):
+        assert list(line.values()) == pytest.approx(list(other.values()), rel=1e-3, abs=1e-5)
+    losses = [line["update"] for line in metric_lines(folder) if line["seed"] == 1 and "critic_loss" in line]
+    assert losses == list(range(10, failed_at, 10))
+
+
+class PowerCut(Exception):
+    pass
+
+
+def test_a_stopped_run_stays_stopped_when_the_job_is_resumed(plain_data: Path, tmp_path: Path) -> None:
+    jobs = {name: tmp_path / name for name in ("straight", "resumed")}
+    for name, folder in jobs.items():
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            poison(monkeypatch, seed=0, at=15)
+            update = Lane.update
+
+            def cut(self: Lane, step: int, update: Update = update, name: str = name) -> None:
+                if step == 45 and name == "resumed":
+                    raise PowerCut
+                update(self, step)
+
+            monkeypatch.setattr(Lane, "update", cut)
+            try:
+                run(*command(plain_data, folder, "--seeds", "0", "1"))
+            except PowerCut:
+                assert name == "resumed"
+    states, progress = load_checkpoint(jobs["resumed"] / "checkpoint.safetensors")
+    assert set(states) == {0, 1} and progress.update == 42 and set(progress.frozen) == {"0"}
+    assert run("train", "--resume", jobs["resumed"]) == 0  # without the poison: seed 0 could go on, and must not
+    assert summary(jobs["resumed"])["stopped"] == summary(jobs["straight"])["stopped"]
+    assert summary(jobs["resumed"])["stopped"]["0"]["update"] == 14
+    assert summary(jobs["resumed"])["last"] == summary(jobs["straight"])["last"]
+    straight, resumed = tensors(jobs["straight"]), tensors(jobs["resumed"])
+    assert all(np.array_equal(resumed[name], values) for name, values in straight.items())
+
+
+def test_a_stopped_run_is_scored_as_it_was_kept(maze_data: Path, tmp_path: Path) -> None:
+    flags = ["--eval-every", "30", "--eval-episodes", "1", "--seeds", "0", "1"]
+    folder = tmp_path / "job"
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        poison(monkeypatch, seed=1, at=33)
+        assert run(*command(maze_data, folder, *flags, task="maze2d-open-dense-v0")) == 0
+    short = tmp_path / "short"
+    assert run(*command(maze_data, short, *flags, "--updates", "28", task="maze2d-open-dense-v0")) == 0
+    result, kept = summary(folder), summary(short)
+    assert result["last"]["returns"][1] == kept["last"]["returns"][1]
+    assert result["last"]["returns"][0] != kept["last"]["returns"][0]
+    assert np.isfinite(result["last"]["mean"]) and np.isfinite(result["best"]["mean"])
+    assert run("evaluate", folder, "--episodes", "1") == 0
+
+
+@pytest.mark.parametrize("algorithm", ["td3_bc", "cql"])
+def test_when_all_runs_fail(algorithm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rewards of 1e30 are finite, their squares are not."""
+    data = save_npz(tmp_path / "huge.npz", rewards=np.full(240, 1e30, np.float32))
+    folder = tmp_path / "job"
+    assert run(*command(data, folder, "--algorithm", algorithm, "--seeds", "0", "1")) == 1
+    out = capsys.readouterr().out
+    for seed in (0, 1):
+        assert f"seed {seed}: {REASON} at update 1; stopped, kept as of update 0" in out
+    assert set(summary(folder)["stopped"]) == {"0", "1"}
+    _, progress = load_checkpoint(folder / "checkpoint.safetensors")
+    assert progress.update == 10 and set(progress.frozen) == {"0", "1"}
+    assert all(np.isfinite(array).all() for array in tensors(folder).values())
+    before = listing(folder)
+    assert run("train", "--resume", folder) == 1
+    assert listing(folder) == before
+    assert run("export", folder, "--output", tmp_path / "policy.npz") == 0
