@@ -11,7 +11,7 @@ run: $(VENV)/.installed
 	$(BIN)/c4rl demo
 
 test: $(VENV)/.installed-dev lint
-	$(BIN)/pytest -n auto --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -31,6 +31,7 @@ def speed(
     seconds: float = 5.0,
     device: str = "auto",
     threads: int | None = None,
+    graph: bool = True,
     json: Path | None = None,
 ) -> int:
     """Measure updates per second on made-up data of a given shape, evaluation and logging left out.
@@ -45,6 +46,7 @@ def speed(
         seconds: how long each measurement lasts.
         device: auto, cpu, cuda or cuda:N.
         threads: CPU threads; default all cores.
+        graph: on a GPU, replay each update as one CUDA graph.
         json: also write the result to this new file.
     """
     if json is not None and json.exists():
@@ -55,27 +57,19 @@ def speed(
     data = made_up_dataset(rows, observation_dim, action_dim)
     console = Console()
     table = Table(title=f"updates per second on {chosen.type}, {rows:,} rows, {observation_dim} + {action_dim} numbers")
-    for heading in ("algorithm", "plug-ins", "runs", "updates/s", "run-updates/s", "ms per run-update"):
+    for heading in ("algorithm", "plug-ins", "runs", "updates/s", "run-updates/s", "clustering", "memory"):
         table.add_column(heading, justify="left" if heading in ("algorithm", "plug-ins") else "right")
     results = []
     for algorithm in algorithms:
         with_plugins = plugins if algorithm in ALGORITHMS and ALGORITHMS[algorithm].has_critic else ("none",)
         for count in runs:
-            advance = stepper(_config(algorithm, with_plugins, count), data, chosen)
-            rate = measure(advance, seconds, chosen)
-            name = " ".join(with_plugins)
-            table.add_row(
-                algorithm, name, str(count), f"{rate:.2f}", f"{rate * count:.2f}", f"{1e3 / rate / count:.2f}"
-            )
-            results.append(
-                {
-                    "algorithm": algorithm,
-                    "plugins": [p for p in with_plugins if p != "none"],
-                    "runs": count,
-                    "updates_per_second": rate,
-                    "run_updates_per_second": rate * count,
-                }
-            )
+            result = _measure_one(_config(algorithm, with_plugins, count, graph), data, chosen, seconds)
+            rate, memory = result["updates_per_second"], result["peak_memory_bytes"]
+            cells = [f"{rate:.1f}", f"{rate * count:.1f}", f"{100 * result['clustering_share']:.1f}%"]
+            cells.append("-" if memory is None else f"{memory / 1e9:.2f} GB")
+            table.add_row(algorithm, " ".join(with_plugins), str(count), *cells)
+            chosen_plugins = [p for p in with_plugins if p != "none"]
+            results.append({"algorithm": algorithm, "plugins": chosen_plugins, "runs": count, "graph": graph, **result})
     console.print(table)
     if json is not None:
         shape = {"rows": rows, "observation_dim": observation_dim, "action_dim": action_dim}
@@ -84,9 +78,29 @@ def speed(
     return 0
 
 
-def _config(algorithm: str, plugins: tuple[str, ...], runs: int) -> TrainConfig:
-    nowhere = Path("unused")
-    return empty_config(algorithm, plugins, dataset=nowhere, task="none", output=nowhere, seeds=tuple(range(runs)))
+def _config(algorithm: str, plugins: tuple[str, ...], runs: int, graph: bool = True) -> TrainConfig:
+    nowhere, seeds = Path("unused"), tuple(range(runs))
+    return empty_config(algorithm, plugins, dataset=nowhere, task="none", output=nowhere, seeds=seeds, cuda_graph=graph)
+
+
+def _measure_one(config: TrainConfig, data: Dataset, device: torch.device, seconds: float) -> dict[str, Any]:
+    """Rates with the refreshes that fall into the time, and what share of it they took."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    update, refresh, period = stepper_parts(config, data, device)
+    without = measure(update, seconds, device, warm_up=10)
+    share = 0.0
+    if period is not None:
+        each = 1 / measure(refresh, min(seconds, 2.0), device, warm_up=1)
+        share = each / (each + period / without)
+    rate = without * (1 - share)
+    runs = len(config.seeds)
+    return {
+        "updates_per_second": rate,
+        "run_updates_per_second": rate * runs,
+        "clustering_share": share,
+        "peak_memory_bytes": torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
+    }
 
 
 def made_up_dataset(rows: int, observation_dim: int, action_dim: int, seed: int = 0) -> Dataset:
@@ -116,21 +130,42 @@ def made_up_dataset(rows: int, observation_dim: int, action_dim: int, seed: int 
 
 def stepper(config: TrainConfig, data: Dataset, device: torch.device) -> Callable[[], None]:
     """One update of all the job's runs, plug-ins refreshed when due."""
+    update, refresh, period = stepper_parts(config, data, device)
+    count = 0
+
+    def advance() -> None:
+        nonlocal count
+        update()
+        count += 1
+        if period is not None and count % period == 0:
+            refresh()
+
+    return advance
+
+
+def stepper_parts(
+    config: TrainConfig, data: Dataset, device: torch.device
+) -> tuple[Callable[[], None], Callable[[], None], int | None]:
+    """One update of all the job's runs; one refresh of their plug-ins; how many updates lie between refreshes."""
     s, a = data.observation_dim, data.action_dim
     one, zero = np.ones, np.zeros
     scaling = Scaling(zero(s, np.float32), one(s, np.float32), -one(a, np.float32), one(a, np.float32))
     buffer = TransitionBuffer([(data, scaling)], device)
     lanes = [Lane(config, seeds, buffer, device) for seeds in lane_seeds(config, list(config.seeds), device)]
+    periods = [plugin.period for plugin in lanes[0].plugins.all if plugin.period is not None]
     step = 0
 
-    def advance() -> None:
+    def update() -> None:
         nonlocal step
         step += 1
         for lane in lanes:
             lane.update(step)
-            lane.refresh(step)
 
-    return advance
+    def refresh() -> None:
+        for lane in lanes:
+            lane.refresh(periods[0])
+
+    return update, refresh, periods[0] if periods else None
 
 
 def measure(advance: Callable[[], Any], seconds: float, device: torch.device, warm_up: int = 3) -> float:

@@ -79,10 +79,12 @@ def _parse(kind: Any, name: str, arguments: Arguments, **settings: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Choice:
-    """The flags that decide which other flags there are."""
+    """The flags that decide which other flags there are, and their defaults."""
 
     algorithm: str = ""
     plugins: tuple[str, ...] | None = None
+    preset: str = "none"
+    task: str = "none"
     config: Path | None = None
     resume: Path | None = None
 
@@ -100,10 +102,19 @@ def train_command(arguments: Arguments) -> int:
 
         return _run(lambda: resume(folder))
     base = configs.read_config(choice.config) if choice.config is not None else None
-    algorithm = choice.algorithm or (base.algorithm if base else "td3_bc")
-    plugins = choice.plugins if choice.plugins is not None else (base.plugins if base else ("none",))
+    preset = choice.preset != "none"
+    if preset and base is not None:
+        raise InputError("--preset: found beside --config, expected one of them (a config holds all values)")
+    algorithm = choice.algorithm or (base.algorithm if base else "cql" if preset else "td3_bc")
+    given = configs.preset_fields(choice.preset, algorithm, choice.plugins, choice.task) if preset else {}
+    stored = base.plugins if base else given.get("plugins", ("none",))
+    plugins = choice.plugins if choice.plugins is not None else stored
     kind = configs.command_line_type(algorithm, plugins)
-    default = _defaults(kind, base, algorithm, plugins) if base is not None else None
+    default = None
+    if base is not None:
+        default = _defaults(kind, base, algorithm, plugins)
+    elif preset:
+        default = kind(algorithm, dataset=tyro.MISSING, task=tyro.MISSING, output=tyro.MISSING, **given)
     rest = _without(arguments, "--config")
     if not choice.algorithm:
         rest = ["--algorithm", algorithm, *rest]
@@ -117,8 +128,9 @@ def train_command(arguments: Arguments) -> int:
 
 TRAIN_HELP = (
     "Train runs of an algorithm on a dataset. --algorithm and --plugins decide which further flags there are: "
-    "`c4rl train --algorithm cql --plugins layer_norm --help` shows them. --config FILE repeats a job with the "
-    "config.json it stored (flags given beside it win); --resume DIR continues an interrupted one."
+    "`c4rl train --algorithm cql --plugins layer_norm --help` shows them. --preset paper, authors or authors-fixed "
+    "sets them as the C4 paper or its authors' code does (flags given beside it win). --config FILE repeats a job with "
+    "the config.json it stored (flags given beside it win); --resume DIR continues an interrupted one."
 )
 
 
@@ -131,6 +143,8 @@ def _defaults(kind: Any, base: Any, algorithm: str, plugins: tuple[str, ...]) ->
         del values["options"]
     if tuple(plugins) != tuple(base.plugins):
         del values["plugin_options"]
+    if "options" not in values or "plugin_options" not in values:
+        del values["preset"]  # its values went with them
     return kind(**values)
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import tyro
 
 from c4rl.algorithms.algorithm import AlgorithmConfig
+from c4rl.c4.presets import NO_PRESET, PRESETS, preset, values_of
 from c4rl.errors import InputError
 from c4rl.registry import PLUGINS, algorithm_class, plugin_names
 
@@ -30,6 +31,8 @@ class TrainConfig:
     """A name from `c4rl tasks`, gym:ID for any Gymnasium environment, or none for no simulator."""
     output: Path
     """Folder of this job; must not exist."""
+    preset: str = NO_PRESET
+    """The defaults of the other flags: paper, authors or authors-fixed; flags given beside it win."""
     plugins: tuple[str, ...] = ("none",)
     """none, or any of c4 and layer_norm."""
     seeds: tuple[int, ...] = (0,)
@@ -38,8 +41,9 @@ class TrainConfig:
     """Gradient updates per run."""
     size: int | None = None
     """Rows to train on; all if not given."""
-    subset: Literal["trajectories", "rows"] = "trajectories"
-    """How --size rows are chosen: whole trajectories, or single rows."""
+    subset: Literal["trajectories", "rows", "with_replacement", "authors"] = "trajectories"
+    """How --size rows are chosen: whole trajectories, single rows, trajectories with replacement, or those with the
+    index drift of the authors' release."""
     subset_seed: int = 0
     """Seed of that choice, the same for all runs so that methods compare on the same rows."""
     normalize_observations: bool = True
@@ -73,7 +77,9 @@ class TrainConfig:
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, ..."""
     threads: int | None = None
-    """CPU threads; default: all cores."""
+    """CPU threads, and processes that evaluate; default: all cores."""
+    cuda_graph: bool = True
+    """On a GPU: replay each update as one CUDA graph instead of launching its kernels one by one."""
     monitor: bool = False
     """Log the cross-covariance diagnostics, also without the c4 plug-in."""
     options: AlgorithmConfig = field(default_factory=AlgorithmConfig)
@@ -86,6 +92,7 @@ class TrainConfig:
             if not holds:
                 raise InputError(f"--{flag}: found {found}, expected {expected}")
 
+        require("preset", self.preset in (NO_PRESET, *PRESETS), f"'{self.preset}'", f"one of {', '.join(PRESETS)}")
         require("seeds", len(self.seeds) > 0, "none", "at least one")
         require("seeds", len(set(self.seeds)) == len(self.seeds), list(self.seeds), "each seed once")
         require("seeds", all(seed >= 0 for seed in self.seeds), list(self.seeds), "seeds of 0 or more")
@@ -98,6 +105,12 @@ class TrainConfig:
         require("size", self.size is None or self.size > 0, self.size, "1 or more rows")
         for name in ("eval_every", "eval_episodes", "log_every", "checkpoint_every"):
             require(name.replace("_", "-"), getattr(self, name) > 0, getattr(self, name), "1 or more")
+        require(
+            "normalize-returns",
+            not (self.normalize_returns and self.subset == "rows" and self.size is not None),
+            "it beside --subset rows",
+            "whole trajectories: a single row has no return",
+        )
         require("hold-out", 0 < self.hold_out < 1, self.hold_out, "a share between 0 and 1")
         require("threads", self.threads is None or self.threads > 0, self.threads, "1 or more")
         options = self.options
@@ -115,6 +128,19 @@ def empty_config(algorithm: str, plugins: tuple[str, ...], **values: Any) -> Tra
     return TrainConfig(
         algorithm=algorithm, plugins=chosen or ("none",), options=options, plugin_options=plugin_options, **values
     )
+
+
+def preset_fields(name: str, algorithm: str, plugins: tuple[str, ...] | None, task: str) -> dict[str, Any]:
+    """The fields of TrainConfig that a preset gives; plugins: those to be used instead of the preset's own."""
+    chosen = preset(name, algorithm, task)
+    names = plugin_names(plugins if plugins is not None else chosen.plugins, algorithm)
+    return {
+        "preset": name,
+        "plugins": names or ("none",),
+        "options": algorithm_class(algorithm).config_type(**values_of(chosen.options)),
+        "plugin_options": tuple(PLUGINS[n][0](**(values_of(chosen.c4) if n == "c4" else {})) for n in names),
+        **values_of(chosen.training),
+    }
 
 
 def command_line_type(algorithm: str, plugins: tuple[str, ...]) -> type[TrainConfig]:

@@ -9,6 +9,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from c4rl.algorithms.td3_bc import TD3BCConfig
 from c4rl.config import empty_config
 from c4rl.data.recording import record
 from c4rl.data.tasks import Task, get_task
@@ -21,13 +22,15 @@ from c4rl.training.run_directory import check_new_output
 from c4rl.training.scoring import load_policy
 
 TRAJECTORIES = 12  # drawn per panel
+# smaller networks and larger steps than the paper's, so that two minutes suffice to see something learned
+OPTIONS = TD3BCConfig(hidden_layers=2, hidden_width=128, actor_lr=1e-3, critic_lr=1e-3, tau=0.01, alpha=5.0)
 
 
 def demo(
     output: Path | None = None,
     task: str = "maze2d-umaze-dense-v1",
     size: int = 10_000,
-    updates: int = 3000,
+    updates: int = 10_000,
     seeds: tuple[int, ...] = (0, 1),
     episodes: int = 20,
 ) -> int:
@@ -57,6 +60,7 @@ def demo(
         config = empty_config(
             "td3_bc",
             plugins,
+            options=OPTIONS,
             dataset=data,
             task=chosen.name,
             output=job,
@@ -64,7 +68,7 @@ def demo(
             updates=updates,
             eval_every=updates,
             eval_episodes=episodes,
-            log_every=250,
+            log_every=500,
             monitor=True,
         )
         results[title] = train(config, console)

@@ -18,6 +18,22 @@ C4_FORMS = [
     C4Config(K=3, period=2, mode="exact"),
     C4Config(K=2, period=3, sampler="hard", estimator="unbiased", scale="per_feature", lambda_="auto", pool=64),
     C4Config(K=2, period=2, divergence="mse", divergence_weight=0.5, divergence_gate=0.2),
+    # every quirk of the authors' release
+    C4Config(
+        K=3,
+        period=3,
+        sampler="hard",
+        mixture_start="cold",
+        directions=None,
+        initial_clusters="state_action",
+        trajectory_tails=True,
+        drop_small=True,
+        next_features="online",
+        average_critics=True,
+        estimator="dot_product",
+        zero_next_actions=True,
+        mask_invalid=False,
+    ),
 ]
 PLUGIN_FORMS: list[tuple[tuple[str, ...], tuple[Any, ...]]] = [
     ((), ()),

@@ -39,11 +39,16 @@ def probability_of_rows(sampler: ClusterSampler, run: int) -> Tensor:
     return table.diff(prepend=table.new_zeros(1)).view(sampler.clusters, -1).sum(0) / table[-1]
 
 
+def one_hot(responsibilities: Tensor) -> Tensor:
+    return torch.nn.functional.one_hot(responsibilities.argmax(2), responsibilities.shape[2]).double()
+
+
 @pytest.mark.parametrize("assignment", ["soft", "hard"])
 def test_every_row_comes_up_equally_often(assignment: str) -> None:
     rows = 120
-    sampler = ClusterSampler([3], [0], [rows], [4], assignment=assignment)
-    sampler.refresh(soft_responsibilities(1, rows, 4), 0)
+    sampler = ClusterSampler([3], [0], [rows], [4])
+    responsibilities = soft_responsibilities(1, rows, 4)
+    sampler.refresh(responsibilities if assignment == "soft" else one_hot(responsibilities), 0)
     torch.testing.assert_close(
         probability_of_rows(sampler, 0), torch.full((rows,), 1 / rows, dtype=torch.float64), rtol=1e-6, atol=0
     )
@@ -68,8 +73,8 @@ def test_a_batch_follows_the_responsibilities_of_its_cluster() -> None:
 
 def test_a_hard_batch_holds_rows_of_one_cluster_only() -> None:
     responsibilities = soft_responsibilities(2, 300, 5)
-    sampler = ClusterSampler([0, 1], [0, 300], [300, 300], [5, 5], assignment="hard")
-    sampler.refresh(responsibilities, 0)
+    sampler = ClusterSampler([0, 1], [0, 300], [300, 300], [5, 5])
+    sampler.refresh(one_hot(responsibilities), 0)
     batches, z = drawn(sampler, [0, 1], 200, 32)
     labels = responsibilities.argmax(2)
     for r in range(2):
@@ -147,11 +152,11 @@ def test_small_clusters_are_dropped_on_request_unless_all_are_small() -> None:
     label = torch.zeros(4000, dtype=torch.int64)
     label[:300], label[300:900] = 1, 2  # the limit is max(256, 4000 // 10) = 400
     responsibilities = torch.nn.functional.one_hot(label, 3).float().unsqueeze(0)
-    sampler = ClusterSampler([0], [0], [4000], [3], assignment="hard", drop_small=True)
+    sampler = ClusterSampler([0], [0], [4000], [3], drop_small=True)
     sampler.refresh(responsibilities, 0)
     torch.testing.assert_close(sampler.weights[0], torch.tensor([3100, 0, 600], dtype=torch.float64) / 3700)
     assert drawn(sampler, [0], 50, 64)[0].min() >= 300
-    tiny = ClusterSampler([0], [0], [300], [3], assignment="hard", drop_small=True)
+    tiny = ClusterSampler([0], [0], [300], [3], drop_small=True)
     tiny.refresh(responsibilities[:, 200:500], 0)
     torch.testing.assert_close(tiny.weights[0], torch.tensor([0, 1, 2], dtype=torch.float64) / 3)
 

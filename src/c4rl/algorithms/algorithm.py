@@ -20,7 +20,7 @@ Metrics = dict[str, Tensor]  # [R] each
 
 @dataclass(frozen=True)
 class AlgorithmConfig:
-    """Options that every algorithm has. Defaults are the C4 paper's."""
+    """Options that every algorithm has. Defaults are the paper's."""
 
     hidden_layers: int = 4
     """Hidden layers of every network."""

@@ -5,14 +5,11 @@ meet in a batch, not the distribution of the data. p is therefore always taken f
 """
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from c4rl.random import Streams
-
-Assignment = Literal["soft", "hard"]
 
 
 class ClusterSampler:
@@ -30,14 +27,13 @@ class ClusterSampler:
         lengths: Sequence[int],
         components: Sequence[int],
         *,
-        assignment: Assignment = "soft",
         drop_small: bool = False,
         pool_size: int = 50_000,
         device: torch.device | str = "cpu",
     ) -> None:
         """components: K of each run. drop_small: clusters of fewer than max(256, N // max(K, 10)) rows get weight 0,
         as in the authors' code; a run that would lose all its clusters keeps them."""
-        self.assignment, self.drop_small = assignment, drop_small
+        self.drop_small = drop_small
         self.offsets = torch.tensor(offsets, device=device).unsqueeze(1)
         self.lengths = torch.tensor(lengths, device=device).unsqueeze(1)
         self.components = torch.tensor(components, device=device).unsqueeze(1)
@@ -59,6 +55,11 @@ class ClusterSampler:
         return self._cumulative.shape[1] // self._pool.shape[1]
 
     @property
+    def holds_all_rows(self) -> bool:
+        """Whether every refresh looks at the same rows: all of them."""
+        return self._order is None
+
+    @property
     def weights(self) -> Tensor:
         """p [R, K] of the last refresh (zeros before the first)."""
         ends = self._ends()
@@ -70,13 +71,11 @@ class ClusterSampler:
         return self.offsets + (position if self._order is None else self._order.gather(1, position))
 
     def refresh(self, responsibilities: Tensor, refresh_index: int, failed: Tensor | None = None) -> None:
-        """Take up the responsibilities [R, P, K] of `pool_rows(refresh_index)`.
+        """Take up the responsibilities [R, P, K] of `pool_rows(refresh_index)` (one-hot ones: hard clusters).
 
         failed: [R], runs whose fit could not be done; they keep drawing as before.
         """
         weights = responsibilities.double()
-        if self.assignment == "hard":
-            weights = torch.nn.functional.one_hot(responsibilities.argmax(2), self.clusters).double()
         weights = torch.where(self.pool_mask.unsqueeze(2), weights, 0).transpose(1, 2)
         if self.drop_small:
             sizes = weights.sum(2)

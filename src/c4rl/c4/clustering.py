@@ -12,6 +12,8 @@ from c4rl.c4.cross_covariance import monitor
 from c4rl.c4.feature_gradients import Mode
 from c4rl.c4.gaussian_mixture import CovarianceKind, Failure, Fit, Mixture, fit, kmeans_start
 from c4rl.c4.principal_directions import Projection, principal_directions
+from c4rl.c4.trajectory_tails import with_trajectory_tails
+from c4rl.errors import InputError
 from c4rl.random import Streams
 
 # rows [R, n] of the buffer -> g' and g [R, n, m], and which have a valid next action [R, n]
@@ -32,13 +34,19 @@ class ClusteringConfig:
     covariance: CovarianceKind = "full"
     """Of the mixture's components."""
     mixture_start: Literal["warm", "cold"] = "warm"
-    """Each fit starts from the last one, or from k-means++."""
+    """Each fit starts from the last one's responsibilities, or from k-means++."""
     em_steps: int = 3
     """EM steps per fit; the first fit and cold ones take ten."""
     directions: int | None = 16
     """Proxy mode: principal directions of g' and of g each, on which the mixture is fitted; None: all."""
     pool: int = 50_000
     """Rows per fit; larger data are walked through pool by pool."""
+    initial_clusters: Literal["gradients", "state_action"] = "gradients"
+    """The first clusters, before the critic has learnt anything: as all later ones, or (authors' release) of [s, a],
+    drawn from equally often."""
+    trajectory_tails: bool = False
+    """Authors' release: a cluster also holds what follows its last member in every trajectory that it touches; needs
+    --sampler hard."""
     drop_small: bool = False
     """Authors' release: clusters below max(256, N // max(K, 10)) rows are not drawn from."""
     next_features: Literal["target", "online"] = "target"
@@ -48,6 +56,8 @@ class ClusteringConfig:
 
 
 COLD_STEPS = 10
+FIT_ROWS = 16_384  # of a larger pool, the mixture is fitted on this many rows or fewer
+STATE_ACTION_STEPS = 100  # scikit-learn's limit, which the authors' release leaves as it is
 
 
 class Clustering:
@@ -60,15 +70,29 @@ class Clustering:
         offsets: Sequence[int],
         lengths: Sequence[int],
         device: torch.device,
+        *,
+        state_actions: Callable[[Tensor], Tensor] | None = None,
+        trajectory_ids: Tensor | None = None,
     ) -> None:
-        """Run r owns the rows offsets[r] ... offsets[r] + lengths[r] - 1 of a buffer."""
+        """Run r owns the rows offsets[r] ... offsets[r] + lengths[r] - 1 of a buffer.
+
+        state_actions: rows [R, n] -> [R, n, s + a], for --initial-clusters state_action. trajectory_ids: of every row
+        of the buffer, for --trajectory-tails.
+        """
         self.config, runs = config, len(seeds)
+        if config.trajectory_tails and trajectory_ids is None:
+            raise InputError("--trajectory-tails: nobody said which rows form a trajectory, expected trajectory ids")
+        if config.initial_clusters == "state_action" and state_actions is None:
+            raise InputError(
+                "--initial-clusters: found state_action without the rows' states and actions, expected them"
+            )
+        self.state_actions, self.trajectory_ids = state_actions, trajectory_ids
+        self.trajectory_count = 0 if trajectory_ids is None else int(trajectory_ids.max()) + 1
         self.tables = ClusterSampler(
             seeds,
             offsets,
             lengths,
             [config.K] * runs,
-            assignment="hard" if config.sampler == "hard" else "soft",
             drop_small=config.drop_small,
             pool_size=config.pool,
             device=device,
@@ -80,8 +104,8 @@ class Clustering:
         self.last_index = 0
         self.mixture: Mixture | None = None
         self.projections: tuple[Projection, Projection] | None = None
-        self.responsibilities: Tensor | None = None  # of the last refresh, [R, P, K]
-        self.gradients: Tensor | None = None  # g of the last refresh in the mixture's coordinates, [R, P, d]
+        self.memberships: Tensor | None = None  # r_iz that the next fit starts from, [R, P, K]
+        self.responsibilities: Tensor | None = None  # those drawn from since the last refresh, [R, P, K]
 
     # -- drawing
 
@@ -101,23 +125,64 @@ class Clustering:
         chunks = [gradients(rows) for rows in pool.split(CHUNK.get(pool.device.type, 1024), dim=1)]
         g_next, g, valid = (torch.cat(parts, 1) for parts in zip(*chunks, strict=True))
         valid &= mask
-        projections = self._projections(g_next, g, valid, mask)
+        # the mixture is fitted on every n-th row of a large pool; all its rows get their responsibilities
+        fitted = slice(None, None, -(-pool.shape[1] // FIT_ROWS))
+        projections = self._projections(g_next[:, fitted], g[:, fitted], valid[:, fitted], mask[:, fitted])
         y = self._coordinates(g_next, g, projections)
-        if config.mixture_start == "warm" and self.mixture is not None:
-            start = self.mixture.responsibilities(self._coordinates(g_next, g, self.projections), valid)
-            steps = config.em_steps
+        found = self._fit(y[:, fitted], valid[:, fitted], streams, fitted)
+        own = found.responsibilities if fitted.step == 1 else found.mixture.responsibilities(y, valid)
+        drawn, failure = own, found.failure
+        if index == 0 and config.initial_clusters == "state_action":
+            first = self._state_action_clusters(pool, mask, streams)
+            drawn, failure = first.responsibilities, failure | first.failure
+            weights = self._members(drawn, mask)
+            # all clusters weigh the same, so that none counts as small
+            weights = weights / weights.sum(1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
+        else:
+            weights = self._with_tails(self._members(drawn, mask), pool)
+        newly = (failure != 0) & (self.failed_at < 0)
+        self.failed_at.copy_(torch.where(newly, step, self.failed_at))
+        self.failure.copy_(torch.where(newly, failure, self.failure))
+        self.tables.refresh(weights, index, failure != 0)
+        self._keep(found.mixture, projections, own)
+        self.responsibilities = drawn
+        return self._report(g_next[:, fitted], g[:, fitted], valid[:, fitted], found, projections)
+
+    def _fit(self, y: Tensor, valid: Tensor, streams: Streams, fitted: slice) -> Fit:
+        """A warm start takes over which row belongs where, not the parameters: features move so much in 200 updates
+        that the last parameters see all rows in one cluster (seen on hopper data: five clusters fell to one within 800
+        updates). Where the pool holds other rows each time there is nothing to take over, and k-means++ starts anew."""
+        config = self.config
+        steps = config.em_steps if self.mixture is not None and config.mixture_start == "warm" else COLD_STEPS
+        if self._carries_over and self.memberships is not None:
+            start = self.memberships[:, fitted]
         else:
             start = kmeans_start(y, streams, self.components, config.K, valid)
-            steps = COLD_STEPS
-        found = fit(y, start, valid, covariance=config.covariance, steps=steps)
-        newly = found.failed & (self.failed_at < 0)
-        self.failed_at.copy_(torch.where(newly, step, self.failed_at))
-        self.failure.copy_(torch.where(newly, found.failure, self.failure))
-        self.tables.refresh(found.responsibilities, index, found.failed)
-        self._keep(found.mixture, projections)
-        self.responsibilities = found.responsibilities
-        self.gradients = y[..., y.shape[2] // 2 :]
-        return self._report(g_next, g, valid, found, projections)
+        return fit(y, start, valid, covariance=config.covariance, steps=steps)
+
+    @property
+    def _carries_over(self) -> bool:
+        return self.config.mixture_start == "warm" and self.tables.holds_all_rows
+
+    def _state_action_clusters(self, pool: Tensor, mask: Tensor, streams: Streams) -> Fit:
+        assert self.state_actions is not None
+        x = self.state_actions(pool)
+        start = kmeans_start(x, streams, self.components, self.config.K, mask)
+        return fit(x, start, mask, covariance=self.config.covariance, steps=STATE_ACTION_STEPS)
+
+    def _members(self, responsibilities: Tensor, mask: Tensor) -> Tensor:
+        """The weights of the pool's rows in each cluster, [R, P, K]: r_iz, or 0 and 1."""
+        weights = responsibilities
+        if self.config.sampler == "hard":
+            weights = torch.nn.functional.one_hot(responsibilities.argmax(2), self.config.K).to(responsibilities.dtype)
+        return torch.where(mask.unsqueeze(2), weights, 0)
+
+    def _with_tails(self, weights: Tensor, pool: Tensor) -> Tensor:
+        if not self.config.trajectory_tails:
+            return weights
+        assert self.trajectory_ids is not None
+        trajectories = self.trajectory_ids[pool]
+        return with_trajectory_tails(weights > 0, trajectories, pool, self.trajectory_count).to(weights.dtype)
 
     def _projections(
         self, g_next: Tensor, g: Tensor, valid: Tensor, mask: Tensor
@@ -134,9 +199,10 @@ class Clustering:
             return torch.cat([g_next, g], dim=2)
         return torch.cat([projections[0](g_next), projections[1](g)], dim=2)
 
-    def _keep(self, mixture: Mixture, projections: tuple[Projection, Projection] | None) -> None:
+    def _keep(self, mixture: Mixture, projections: tuple[Projection, Projection] | None, own: Tensor) -> None:
         """Take up the fit in place (a captured graph reads these tensors); a failed run's are replaced all the same."""
         if self.mixture is None:
+            self.memberships = own.clone() if self._carries_over else None
             self.mixture = Mixture(*(t.clone() for t in mixture))
             if projections is not None:
                 next_side, side = projections
@@ -144,6 +210,8 @@ class Clustering:
             return
         for kept, new in zip(self.mixture, mixture, strict=True):
             kept.copy_(new)
+        if self.memberships is not None:
+            self.memberships.copy_(own)
         if projections is not None and self.projections is not None:
             for kept_side, new_side in zip(self.projections, projections, strict=True):
                 for kept, new in zip(kept_side, new_side, strict=True):
@@ -182,4 +250,6 @@ class Clustering:
         out |= {f"mixture.{name}": tensor for name, tensor in self.mixture._asdict().items()}
         for side, projection in zip(("next", "now"), self.projections or (), strict=False):
             out |= {f"projection.{side}.{name}": tensor for name, tensor in projection._asdict().items()}
+        if self.memberships is not None:
+            out["memberships"] = self.memberships
         return out | {"cluster": self.cluster}

@@ -60,21 +60,15 @@ class DivergenceTerm:
             device=stack.device,
             dtype=stack.dtype,
         )
-        self.threshold = torch.zeros(stack.runs, device=stack.device, dtype=stack.dtype)  # log-likelihood of g
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Refit ν_z on the clusters' rows, and the gate's threshold on the data's own gradients."""
+        """Refit ν_z on the clusters' rows."""
         clustering = self.clustering
         assert clustering.responsibilities is not None and clustering.mixture is not None
         batch = self.buffer.gather(clustering.tables.pool_rows(clustering.last_index))
         weights = clustering.responsibilities * clustering.tables.pool_mask.unsqueeze(2)
         self.behaviour.fit(batch.observations, batch.actions, weights.to(batch.actions.dtype))
-        if self.config.divergence_gate is not None:
-            assert clustering.gradients is not None
-            log_likelihood = clustering.mixture.marginal_log_prob(clustering.gradients)
-            masked = torch.where(clustering.tables.pool_mask, log_likelihood, torch.nan)
-            self.threshold.copy_(masked.nanquantile(self.config.divergence_gate, dim=1))
 
     def __call__(self, step: ActorStep, streams: Streams) -> Tensor:
         """[R]: weight · mean over the batch of gate · D(π(·|s), ν(·|s))."""
@@ -100,23 +94,32 @@ class DivergenceTerm:
             return self.behaviour.log_prob_mixture(observations, actions)
         return self.behaviour.log_prob_cluster(observations, actions, self.clustering.cluster)
 
-    @torch.no_grad()
     def gate(self, step: ActorStep) -> Tensor:
-        """1 where g at (s, π(s)) is less likely than the data's q-quantile, else 0; [R, B]."""
+        """Where the policy leaves the data, [R, B]."""
         pairs = torch.cat([step.batch.observations, step.actions.detach()], dim=2)
-        return self.open_at(step.critic, pairs)
+        return self.open_at(step.critic, pairs, step.batch.state_actions)
 
     @torch.no_grad()
-    def open_at(self, critic: Critic, pairs: Tensor) -> Tensor:
+    def open_at(self, critic: Critic, pairs: Tensor, data: Tensor) -> Tensor:
+        """1 where g at `pairs` [R, B, s + a] is less likely than the q-quantile it has at `data`, else 0; [R, B].
+
+        The data are those of the batch at hand: a threshold kept from the last refresh goes stale as the features move
+        (199 updates later it was open on 59 to 99% of the data instead of 10%).
+        """
+        assert self.config.divergence_gate is not None
+        threshold = self.likelihood(critic, data).quantile(self.config.divergence_gate, dim=1, keepdim=True)
+        return (self.likelihood(critic, pairs) < threshold).to(pairs.dtype)
+
+    def likelihood(self, critic: Critic, pairs: Tensor) -> Tensor:
+        """log p(g) of pairs [R, B, s + a] under the mixture's marginal of g, [R, B]."""
         clustering = self.clustering
         assert clustering.mixture is not None
         g = feature_gradients(clustering.config.mode, critic, pairs, slice(1))[:, 0]
         if clustering.projections is not None:
             g = clustering.projections[1](g)
-        likelihood = clustering.mixture.marginal_log_prob(g)
-        return (likelihood < self.threshold.unsqueeze(1)).to(pairs.dtype)
+        return clustering.mixture.marginal_log_prob(g)
 
     def state(self) -> dict[str, Tensor]:
         model = self.behaviour
         parts = {"weight": model.weight, "bias": model.bias, "log_std": model.log_std, "log_p": model.log_p}
-        return {f"behaviour.{name}": tensor for name, tensor in parts.items()} | {"gate": self.threshold}
+        return {f"behaviour.{name}": tensor for name, tensor in parts.items()}

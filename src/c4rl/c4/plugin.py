@@ -14,7 +14,7 @@ from c4rl.c4.feature_gradients import feature_gradients, online_feature_gradient
 from c4rl.errors import InputError
 from c4rl.networks import Critic
 from c4rl.plugins import ActorStep, CriticStep, Plugin, Sampler
-from c4rl.training.buffer import TransitionBuffer
+from c4rl.training.buffer import Batch, TransitionBuffer
 
 if TYPE_CHECKING:
     from c4rl.algorithms.algorithm import Algorithm
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 class C4Config(ClusteringConfig, DivergenceConfig):
     lambda_: Annotated[float | Literal["auto"], tyro.conf.arg(name="lambda")] = 0.3
     """Weight of the cross-covariance penalty; auto holds it at --lambda-fraction of the TD loss."""
-    lambda_fraction: float = 1.0
-    """With --lambda auto: the size of lambda R against the TD loss (the paper: the same order)."""
+    lambda_fraction: float = 0.1
+    """With --lambda auto: the size of lambda R against the TD loss. At 1, the paper's "same order", the weight outgrows
+    the shrinking penalty until the critic's features vanish (docs/c4.md)."""
     beta: float = 1.0
     """Weight of (tr C)^2 beside ||C||_F^2."""
     estimator: Estimator = "plugin"
@@ -35,7 +36,8 @@ class C4Config(ClusteringConfig, DivergenceConfig):
     zero_next_actions: bool = False
     """Authors' release: from the second refresh on, the penalty sees a' = 0."""
     mask_invalid: bool = True
-    """Leave rows without a valid next action out of the penalty (the authors' release keeps them)."""
+    """Leave rows without a valid next action out of the penalty and of the mixture's fit (the authors' release keeps
+    them)."""
 
     def __post_init__(self) -> None:
         def require(flag: str, holds: bool, found: object, expected: str) -> None:
@@ -46,6 +48,8 @@ class C4Config(ClusteringConfig, DivergenceConfig):
         require("period", self.period >= 1, self.period, "1 or more updates")
         require("em-steps", self.em_steps >= 1, self.em_steps, "1 or more")
         require("pool", self.pool >= 2, self.pool, "2 or more rows")
+        tails = f"--sampler {self.sampler} beside it"
+        require("trajectory-tails", self.sampler == "hard" or not self.trajectory_tails, tails, "--sampler hard")
         require("directions", self.directions is None or self.directions >= 1, self.directions, "1 or more, or None")
         if isinstance(self.lambda_, str):
             require("lambda", self.lambda_ == "auto", self.lambda_, "a number of 0 or more, or auto")
@@ -68,7 +72,15 @@ class C4(Plugin):
         config, stack = self.config, algorithm.stack
         self.streams, self.buffer = algorithm.streams, buffer
         offsets, lengths = buffer.offsets.tolist(), buffer.lengths.tolist()
-        self.clustering = Clustering(config, stack.seeds, offsets, lengths, stack.device)
+        self.clustering = Clustering(
+            config,
+            stack.seeds,
+            offsets,
+            lengths,
+            stack.device,
+            state_actions=lambda rows: buffer.gather(rows).state_actions,
+            trajectory_ids=buffer.trajectory_ids,
+        )
         self.divergence = None
         if config.divergence_weight:
             self.divergence = DivergenceTerm(config, stack, algorithm, self.clustering, buffer)
@@ -93,10 +105,8 @@ class C4(Plugin):
         batch = step.batch
         g = online_feature_gradients(config.mode, step.critic, step.output, batch.state_actions)
         g_next = feature_gradients(config.mode, step.target, self._next_pairs(batch.next_state_actions))
-        valid = batch.next_valid if config.mask_invalid else torch.ones_like(batch.next_valid)
-        size = penalty(
-            g_next, g, valid.unsqueeze(1), beta=config.beta, estimator=config.estimator, scale=config.scale
-        )  # [R, M]
+        valid = self._valid(batch).unsqueeze(1)
+        size = penalty(g_next, g, valid, beta=config.beta, estimator=config.estimator, scale=config.scale)  # [R, M]
         td_loss = step.td_loss.detach()
         if isinstance(config.lambda_, str):
             mean = size.detach().mean(1)
@@ -143,12 +153,15 @@ class C4(Plugin):
             batch = self.buffer.gather(rows)
             g_next = feature_gradients(mode, next_critic, batch.next_state_actions, first)[:, 0]
             g = feature_gradients(mode, critic, batch.state_actions, first)[:, 0]
-            return g_next, g, batch.next_valid > 0
+            return g_next, g, self._valid(batch) > 0
 
         report = self.clustering.refresh(gradients, self.streams, step)
         if self.divergence is not None:
             self.divergence.refresh()
         return report
+
+    def _valid(self, batch: Batch) -> Tensor:
+        return batch.next_valid if self.config.mask_invalid else torch.ones_like(batch.next_valid)
 
     def _next_pairs(self, pairs: Tensor) -> Tensor:
         if not self.config.zero_next_actions:

@@ -4,6 +4,7 @@ Every draw is a function of its seed alone. Rows keep their values; trajectory i
 says what was taken. `source` and `sha256` still name the file the rows come from.
 """
 
+import random
 from dataclasses import fields, replace
 
 import numpy as np
@@ -83,6 +84,43 @@ def trajectory_subset(dataset: Dataset, size: int, seed: int) -> Dataset:
     next_actions, valid = subset.next_actions.copy(), subset.next_action_valid.copy()
     next_actions[-1], valid[-1] = 0.0, False
     return replace(subset, next_actions=next_actions, next_action_valid=valid)
+
+
+def subset_with_replacement(dataset: Dataset, size: int, seed: int, index_drift: bool = False) -> Dataset:
+    """`size` rows: trajectories drawn with replacement, likelier the longer they are, the last one cut. Next actions
+    stay as they were stored.
+
+    Authors' release: its reduced sets are drawn so, by Python's own generator, and one trajectory may come more than
+    once. Each time it is a trajectory of its own here. `index_drift` adds how the release finds the rows: it looks a
+    trajectory up by its place among all logged rows in arrays from which every time-out row was taken out, and so
+    returns rows that lie later by one for each time-out so far, and fewer where they would lie beyond the end. A last
+    trajectory without a terminal is never drawn then, because the release does not see its end.
+    """
+    if size < 1:
+        raise InputError(f"{dataset.source}: 'size' is {size}; expected 1 or more.")
+    starts, stops = trajectory_slices(dataset)
+    lengths = stops - starts
+    if index_drift:
+        starts = starts + np.cumsum(dataset.timeouts[stops - 1])
+        if dataset.timeouts[-1] and len(starts) > 1:
+            starts, lengths = starts[:-1], lengths[:-1]
+    generator, cumulative = random.Random(seed), np.cumsum(lengths).tolist()
+    pieces: list[Array] = []
+    missing = size
+    while missing > 0:
+        (k,) = generator.choices(range(len(starts)), cum_weights=cumulative)
+        length = min(int(lengths[k]), missing)
+        pieces.append(np.arange(starts[k], min(starts[k] + length, len(dataset))))
+        missing -= length
+    pieces = [piece for piece in pieces if len(piece) > 0]
+    if not pieces:
+        raise InputError(f"{dataset.source}: no row was drawn; expected longer trajectories, or a larger 'size'.")
+    rows = np.concatenate(pieces)
+    ends = ends_of(dataset.trajectory_ids[rows])
+    ends[np.cumsum([len(piece) for piece in pieces]) - 1] = True
+    how = "with replacement and index drift" if index_drift else "with replacement"
+    note = f"{len(rows)} rows, {len(np.unique(rows))} of them different: {len(pieces)} trajectories drawn {how}"
+    return _take(dataset, rows, ends, f"{note}, seed {seed}.")
 
 
 def row_subset(dataset: Dataset, size: int, seed: int) -> Dataset:

@@ -61,6 +61,8 @@ class TransitionBuffer:
             _pack(self.packed[start : start + len(dataset)], dataset, scaling)
             start += len(dataset)
         self.packed = self.packed.to(device)
+        ids = np.concatenate([dataset.trajectory_ids for dataset, _ in datasets])
+        self.trajectory_ids = torch.tensor(ids, dtype=torch.int32, device=device)  # [N], from 0 in each dataset
         self._lengths = lengths
         self._assign(dataset_of_run)
 

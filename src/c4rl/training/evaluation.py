@@ -24,7 +24,7 @@ class SimulatorEvaluation:
 
     def __call__(self, lanes: list[Lane], policies: dict[int, NumpyPolicy]) -> dict[int, dict[str, Any]]:
         if self._pool is None:
-            self._pool = EvaluationPool(self.task)
+            self._pool = EvaluationPool(self.task, self.config.threads)
         seeds = list(policies)
         returns = self._pool.evaluate([policies[s] for s in seeds], self.config.eval_episodes, self.config.eval_seed)
         return {seed: score_record(self.task, episodes) for seed, episodes in zip(seeds, returns, strict=True)}

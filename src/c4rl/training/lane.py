@@ -14,6 +14,7 @@ from c4rl.plugins import Plugins
 from c4rl.random import Streams
 from c4rl.registry import PLUGINS, algorithm_class, plugin_names
 from c4rl.training.buffer import Batch, Scaling, TransitionBuffer
+from c4rl.training.cuda_graph import GraphedUpdates
 
 RunState = dict[str, Tensor]  # one run's tensors, without the run axis, on the CPU
 METRICS = "metrics/"  # in a RunState: sums since the last reading, so that a resumed job logs the same means
@@ -62,10 +63,23 @@ class Lane:
         self.metric_sums = torch.zeros(0, device=device, dtype=dtype)
         self.metric_count = 0
         self.failed_at = torch.full((len(seeds),), -1, dtype=torch.int64, device=device)  # first non-finite update
+        self._next = -1  # the update that the device's step counter is ready for
+        self._graphed = GraphedUpdates(self._update) if device.type == "cuda" and config.cuda_graph else None
 
     def update(self, step: int) -> None:
         """Update number `step`, from 1."""
-        self.step.fill_(step)
+        if step != self._next:
+            self.step.fill_(step - 1)
+        self._next = step + 1
+        if self._graphed is not None:
+            self._graphed(step, self.algorithm.phase(step))
+        else:
+            self._update(step)
+        self.metric_count += 1
+
+    def _update(self, step: int) -> None:
+        """All of an update that runs on the device."""
+        self.step.add_(1)
         batch: Batch = self.buffer.gather(self.sampler.rows(self.streams, self.config.options.batch_size))
         metrics = self.algorithm.update(batch, step)
         for plugin in self.plugins.all:
@@ -75,7 +89,6 @@ class Lane:
             self.metric_sums = torch.zeros_like(torch.stack(list(metrics.values())))
         values = torch.stack([metrics[name] for name in self.metric_names])  # [metrics, R]
         self.metric_sums += values
-        self.metric_count += 1
         self._note_failures(values)
 
     def _note_failures(self, values: Tensor) -> None:

@@ -1,6 +1,8 @@
 """From a config to rows ready for training: everything that can be wrong with the input is found here."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,11 +13,19 @@ from c4rl.config import TrainConfig
 from c4rl.data.dataset import Dataset
 from c4rl.data.info import observation_statistics
 from c4rl.data.loading import load_dataset
-from c4rl.data.subsets import hold_out, row_subset, top_fraction, trajectory_subset
+from c4rl.data.subsets import hold_out, row_subset, subset_with_replacement, top_fraction, trajectory_subset
 from c4rl.data.tasks import Task, get_task, missing
 from c4rl.environments.making import make_environment
 from c4rl.errors import InputError
 from c4rl.training.buffer import Scaling
+
+# --subset -> (data, rows, seed) -> fewer data
+SUBSETS: dict[str, Callable[[Dataset, int, int], Dataset]] = {
+    "trajectories": trajectory_subset,
+    "rows": row_subset,
+    "with_replacement": subset_with_replacement,
+    "authors": partial(subset_with_replacement, index_drift=True),
+}
 
 
 @dataclass(frozen=True)
@@ -42,8 +52,7 @@ def prepare(config: TrainConfig) -> Preparation:
     if task.name == "none":
         train, held = hold_out(train, config.hold_out, config.subset_seed)
     if config.size is not None:
-        choose = trajectory_subset if config.subset == "trajectories" else row_subset
-        train = choose(train, config.size, config.subset_seed)
+        train = SUBSETS[config.subset](train, config.size, config.subset_seed)
     if isinstance(config.options, BCConfig) and config.options.top_fraction != 1:
         train = top_fraction(train, config.options.top_fraction, discount=0.99)
     facts = {"path": str(config.dataset), "rows": len(train), "sha256": full.sha256, "file_rows": len(full)}

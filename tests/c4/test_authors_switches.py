@@ -1,0 +1,383 @@
+"""Each switch for a quirk of the authors' release does what its name says, and nothing where it is off."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from c4rl.c4.anywhere import C4Anywhere
+from c4rl.c4.clustering import Clustering, ClusteringConfig
+from c4rl.c4.feature_gradients import feature_gradients
+from c4rl.c4.plugin import C4, C4Config
+from c4rl.c4.trajectory_tails import with_trajectory_tails
+from c4rl.data.dataset import Dataset
+from c4rl.data.subsets import subset_with_replacement
+from c4rl.errors import InputError
+from c4rl.plugins import CriticStep
+from c4rl.random import Streams
+from c4rl.training.lane import Lane
+from tests.cli.support import SMALL, run, save_npz, summary
+from tests.helpers import CPU, advance, make_lane, small_config, small_dataset
+
+
+def with_trajectories(data: Dataset, length: int, terminal: bool = False) -> Dataset:
+    """The rows of the data as trajectories of this length, without a next action at their ends."""
+    place = np.arange(len(data))
+    ends = (place % length == length - 1) | (place == len(data) - 1)
+    return replace(
+        data,
+        terminals=ends if terminal else np.zeros(len(data), bool),
+        timeouts=np.zeros(len(data), bool) if terminal else ends,
+        trajectory_ids=(place // length).astype(np.int32),
+        next_actions=data.next_actions * ~ends[:, None],
+        next_action_valid=~ends,
+    )
+
+
+def lane_of(form: C4Config, seeds: tuple[int, ...] = (0,), data: Dataset | None = None, **values: Any) -> Lane:
+    data = with_trajectories(small_dataset(), 10) if data is None else data
+    return make_lane(small_config("cql", ("c4",), seeds, plugin_options=(form,), **values), data)
+
+
+def plugin_of(lane: Lane) -> C4:
+    return next(plugin for plugin in lane.plugins.all if isinstance(plugin, C4))
+
+
+# -- trajectory tails
+
+
+def tails(labels: np.ndarray, trajectories: np.ndarray, clusters: int) -> np.ndarray:
+    """Each cluster's rows, with tails, [K, N]; the rows are given in logged order."""
+    members = torch.tensor(labels[None, :, None] == np.arange(clusters))
+    count = int(trajectories.max()) + 1
+    found = with_trajectory_tails(members, torch.tensor(trajectories)[None], torch.arange(len(labels))[None], count)
+    return found[0].T.numpy()
+
+
+def test_a_cluster_of_every_beginning_becomes_the_whole_data() -> None:
+    trajectories = np.repeat(np.arange(10), 100)
+    labels = (np.tile(np.arange(100), 10) >= 20).astype(int)
+    first, second = tails(labels, trajectories, 2)
+    assert first.all()
+    assert np.array_equal(second, labels == 1)  # nothing follows the last row of a trajectory
+
+
+def test_random_labels_gain_few_rows() -> None:
+    rng = np.random.default_rng(0)
+    labels, trajectories = rng.integers(0, 3, 10_000), np.repeat(np.arange(10), 1000)
+    found = tails(labels, trajectories, 3)
+    gained = found.sum() / 10_000 - 1
+    assert 0 < gained < 0.01  # about two rows of a thousand per trajectory and cluster
+
+
+@given(st.data())
+def test_tails_are_the_rows_after_the_last_member_in_any_order_of_rows(data: st.DataObject) -> None:
+    lengths = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=5))
+    trajectories = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
+    labels = np.array(data.draw(st.lists(st.integers(0, 2), min_size=sum(lengths), max_size=sum(lengths))))
+    order = np.array(data.draw(st.permutations(range(sum(lengths)))))
+    members = torch.tensor(labels[order][None, :, None] == np.arange(3))
+    rows = torch.tensor(order + 100)[None]  # a run's rows begin somewhere in the buffer
+    found = with_trajectory_tails(members, torch.tensor(trajectories[order])[None], rows, len(lengths))[0].numpy()
+    for z in range(3):
+        expected = set(np.flatnonzero(labels == z))
+        for t in set(trajectories[labels == z]):
+            mine = np.flatnonzero(trajectories == t)
+            expected |= set(mine[mine > mine[labels[mine] == z].max()])
+        assert set(order[found[:, z]]) == expected
+
+
+def separated(beginnings: int, length: int, rows: int) -> Tensor:
+    """g of rows that lie near 0 at the beginning of each trajectory, near 10 after it, [1, N, 2]."""
+    late = (torch.arange(rows) % length >= beginnings).double().unsqueeze(1)
+    noise = torch.randn(rows, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return (10 * late + noise).unsqueeze(0)
+
+
+def clustered(config: ClusteringConfig, g: Tensor, length: int, steps: tuple[int, ...] = (0,)) -> Clustering:
+    rows = g.shape[1]
+    clustering = Clustering(config, [0], [0], [rows], CPU, trajectory_ids=(torch.arange(rows) // length).int())
+    step = torch.zeros((), dtype=torch.int64)
+    streams = Streams([0], step, torch.float64)
+
+    def gradients(chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return g[:, chosen[0]], g[:, chosen[0]], torch.ones(1, chosen.shape[1], dtype=torch.bool)
+
+    for at in steps:
+        step.fill_(at)
+        clustering.refresh(gradients, streams, at)
+    return clustering
+
+
+def drawn_by_cluster(clustering: Clustering, count: int = 400) -> dict[int, set[int]]:
+    out: dict[int, set[int]] = {}
+    step = torch.zeros((), dtype=torch.int64)
+    streams = Streams([0], step, torch.float64)
+    for at in range(count):
+        step.fill_(at)
+        rows = clustering.rows(streams, 256)
+        out.setdefault(int(clustering.cluster[0]), set()).update(rows[0].tolist())
+    return out
+
+
+@pytest.mark.parametrize("pool", [2000, 900])
+def test_batches_come_from_members_and_tails(pool: int) -> None:
+    config = ClusteringConfig(K=2, sampler="hard", trajectory_tails=True, pool=pool)
+    clustering = clustered(config, separated(20, 100, 2000), 100)
+    by_size = sorted(drawn_by_cluster(clustering).values(), key=len)
+    seen = set(clustering.tables.pool_rows(0)[0].tolist())
+    assert by_size[1] == seen
+    assert by_size[0] == {row for row in seen if row % 100 >= 20}
+    sizes = torch.tensor([len(rows) for rows in by_size], dtype=torch.float64)
+    torch.testing.assert_close(clustering.tables.weights.sort(1).values[0], sizes / sizes.sum())  # p after tails
+
+
+def test_small_clusters_are_dropped_by_their_size_after_tails() -> None:
+    g = separated(5, 100, 2000)  # 100 rows in one cluster, below the least size of 256
+    plain = ClusteringConfig(K=2, sampler="hard")
+    weights = {
+        name: clustered(replace(plain, **options), g, 100).tables.weights[0].sort().values.tolist()
+        for name, options in {
+            "kept": {},
+            "dropped": {"drop_small": True},
+            "saved by its tails": {"drop_small": True, "trajectory_tails": True},
+        }.items()
+    }
+    assert weights["kept"] == pytest.approx([0.05, 0.95])
+    assert weights["dropped"] == [0, 1]
+    assert weights["saved by its tails"] == pytest.approx([1900 / 3900, 2000 / 3900])
+
+
+def test_cold_fits_forget_and_warm_ones_do_not() -> None:
+    g = torch.randn(1, 600, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+    def mean(start: Any, steps: tuple[int, ...]) -> Tensor:
+        mixture = clustered(ClusteringConfig(K=3, period=10, mixture_start=start), g, 100, steps).mixture
+        assert mixture is not None
+        return mixture.means
+
+    assert torch.equal(mean("cold", (0, 10, 20)), mean("cold", (20,)))
+    assert not torch.allclose(mean("warm", (0, 10, 20)), mean("warm", (20,)))
+
+
+# -- the first clusters
+
+
+def two_groups(rows: int = 400) -> Dataset:
+    """A tenth of the rows lies elsewhere in [s, a]."""
+    data = small_dataset(rows)
+    shift = np.float32(20) * (np.arange(rows) % 10 == 0)[:, None]
+    return with_trajectories(replace(data, observations=data.observations + shift), 10)
+
+
+@pytest.mark.parametrize("sampler", ["hard", "soft"])
+@pytest.mark.parametrize("drop_small", [True, False])
+def test_the_first_clusters_are_of_state_and_action_and_drawn_equally(sampler: Any, drop_small: bool) -> None:
+    form = C4Config(K=2, period=3, sampler=sampler, drop_small=drop_small, initial_clusters="state_action")
+    lane = lane_of(form, seeds=(0, 1), data=two_groups())
+    clustering = plugin_of(lane).clustering
+    torch.testing.assert_close(clustering.tables.weights, torch.full((2, 2), 0.5, dtype=torch.float64))
+    for step in range(1, 20):
+        lane.step.fill_(step)
+        rows = lane.sampler.rows(lane.streams, 32)
+        minority = (rows % 10 == 0).double().mean(1)
+        assert ((minority == 0) | (minority == 1)).all()
+    advance(lane, 3)
+    refitted = clustering.tables.weights
+    assert not torch.allclose(refitted, torch.full_like(refitted, 0.5), atol=0.01)
+
+
+def test_later_clusters_are_those_of_the_gradients() -> None:
+    plain = C4Config(K=2, period=3, mixture_start="cold")
+    forms = [plain, replace(plain, initial_clusters="state_action")]
+    lanes = [lane_of(form, data=two_groups()) for form in forms]
+    for lane in lanes:
+        plugin_of(lane).refresh(lane.algorithm, 3)  # of the same untrained critic
+    tables = [plugin_of(lane).clustering.tables.state() for lane in lanes]
+    assert all(torch.equal(tables[0][name], tables[1][name]) for name in tables[0])
+
+
+@pytest.mark.parametrize(
+    "form", [C4Config(initial_clusters="state_action"), C4Config(sampler="hard", trajectory_tails=True)]
+)
+def test_a_loop_that_does_not_tell_what_is_needed_is_refused(form: C4Config) -> None:
+    critic, x = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1)), torch.randn(20, 3)
+    with pytest.raises(InputError, match="expected"):
+        C4Anywhere(critic, critic, x, x, torch.ones(20), config=form)
+
+
+def test_tails_need_hard_labels() -> None:
+    with pytest.raises(InputError, match="--trajectory-tails: found --sampler soft beside it, expected --sampler hard"):
+        C4Config(trajectory_tails=True)
+
+
+# -- critics and next actions
+
+
+def penalty_of(lane: Lane) -> tuple[Tensor, Any]:
+    """λR of each head on the first rows of the data, and their batch."""
+    critic, target = lane.algorithm.critics  # type: ignore[misc]
+    batch = lane.buffer.gather(torch.arange(40).expand(len(lane.seeds), -1))
+    td = torch.ones(len(lane.seeds), 2, dtype=torch.float64)
+    step = CriticStep(batch, critic, target, critic.at(batch.state_actions), batch.actions, td)
+    found = plugin_of(lane).critic_penalty(step)
+    assert found is not None
+    return found, batch
+
+
+def dot_product(lane: Lane, batch: Any, next_pairs: Tensor, valid: Tensor) -> Tensor:
+    critic, target = lane.algorithm.critics  # type: ignore[misc]
+    g = feature_gradients("proxy", critic, batch.state_actions)
+    g_next = feature_gradients("proxy", target, next_pairs)
+    products = (g * g_next).sum(3) * valid.unsqueeze(1)
+    return products.sum(2) / valid.sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize("zeroed", [True, False])
+@pytest.mark.parametrize("mask", [True, False])
+def test_the_penalty_loses_its_next_actions_at_the_first_refit(zeroed: bool, mask: bool) -> None:
+    form = C4Config(K=2, period=2, estimator="dot_product", lambda_=0.3, zero_next_actions=zeroed, mask_invalid=mask)
+    lane = lane_of(form, seeds=(0, 1))
+    for updates in (1, 1, 1):  # the refit is after the second
+        found, batch = penalty_of(lane)
+        pairs = batch.next_state_actions.clone()
+        if zeroed and lane.step >= 2:
+            pairs[..., lane.buffer.widths[0] :] = 0
+        valid = batch.next_valid if mask else torch.ones_like(batch.next_valid)
+        assert (batch.next_valid == 0).any()
+        torch.testing.assert_close(found, 0.3 * dot_product(lane, batch, pairs, valid))
+        advance(lane, updates, start=int(lane.step))
+    assert lane.step == 3
+
+
+def test_without_the_mask_all_rows_shape_the_mixture() -> None:
+    """Rows without a next action, moved far away: only a fit that sees them notices."""
+    spread = {}
+    for mask in (True, False):
+        data = with_trajectories(small_dataset(400), 4)
+        far = np.float32(200) * ~data.next_action_valid[:, None]
+        lane = lane_of(C4Config(K=2, mask_invalid=mask), data=replace(data, observations=data.observations + far))
+        mixture = plugin_of(lane).clustering.mixture
+        assert mixture is not None
+        spread[mask] = float(mixture.scale.max())
+    assert spread[False] > 5 * spread[True]
+
+
+@pytest.mark.parametrize("average", [True, False])
+def test_refits_overwrite_both_critics_by_their_average(average: bool) -> None:
+    lane = lane_of(C4Config(K=2, period=3, average_critics=average), seeds=(0, 1))
+    critic, target = lane.algorithm.critics  # type: ignore[misc]
+    advance(lane, 2)
+    lane.update(3)
+    before = {name: p.detach().clone() for name, p in critic.named_parameters()}
+    targets = {name: p.detach().clone() for name, p in target.named_parameters()}
+    moments = {name: tensor.clone() for name, tensor in lane.algorithm.optimizers["critic"].state().items()}
+    lane.refresh(3)
+    for name, p in critic.named_parameters():
+        expected = before[name].mean(1, keepdim=True).expand_as(p) if average else before[name]
+        torch.testing.assert_close(p.detach(), expected)
+        assert torch.equal(p[:, 0], p[:, 1]) == average
+    assert all(torch.equal(p, targets[name]) for name, p in target.named_parameters())
+    assert all(torch.equal(t, moments[name]) for name, t in lane.algorithm.optimizers["critic"].state().items())
+
+
+@pytest.mark.parametrize("network", ["target", "online"])
+def test_the_network_that_gives_the_next_gradients(network: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    lane = advance(lane_of(C4Config(K=2, period=100, next_features=network)), 3)
+    seen: list[Any] = []
+    monkeypatch.setattr(plugin_of(lane).clustering, "refresh", lambda gradients, *rest: seen.append(gradients) or {})
+    plugin_of(lane).refresh(lane.algorithm, 100)
+    rows = torch.arange(20).unsqueeze(0)
+    critic, target = lane.algorithm.critics  # type: ignore[misc]
+    batch = lane.buffer.gather(rows)
+    g_next, g, _ = seen[0](rows)
+    chosen = target if network == "target" else critic
+    assert torch.equal(g_next, feature_gradients("proxy", chosen, batch.next_state_actions)[:, 0])
+    assert torch.equal(g, feature_gradients("proxy", critic, batch.state_actions)[:, 0])
+    assert not torch.equal(
+        feature_gradients("proxy", critic, batch.state_actions), feature_gradients("proxy", target, batch.state_actions)
+    )
+
+
+# -- the subset
+
+
+def numbered(trajectories: int, length: int, terminal: bool = False) -> Dataset:
+    """A dataset whose first observation is the row's number."""
+    data = small_dataset(trajectories * length, 1, 1)
+    place = np.arange(len(data), dtype=np.float32)[:, None]
+    return with_trajectories(replace(data, observations=place), length, terminal)
+
+
+def rows_of(data: Dataset) -> np.ndarray:
+    return data.observations[:, 0].astype(int)
+
+
+def seed_that_draws(trajectory: int, count: int) -> int:
+    return next(seed for seed in range(10_000) if int(random.Random(seed).random() * count) == trajectory)
+
+
+def test_trajectories_with_replacement_come_twice() -> None:
+    whole = numbered(20, 10)
+    part = subset_with_replacement(whole, 195, seed=0)
+    rows = rows_of(part)
+    assert len(part) == 195 and len(np.unique(rows)) < 195
+    assert part.trajectory_ids[-1] == 19  # each copy is a trajectory of its own, the last one cut
+    generator = random.Random(0)
+    chosen = [generator.choices(range(20), weights=[10] * 20, k=1)[0] for _ in range(20)]
+    assert np.array_equal(rows, np.concatenate([np.arange(10 * k, 10 * k + 10) for k in chosen])[:195])
+    assert np.array_equal(part.terminals | part.timeouts, np.append(np.diff(part.trajectory_ids) > 0, True))
+    assert np.array_equal(part.next_action_valid, whole.next_action_valid[rows])
+    assert np.array_equal(rows_of(subset_with_replacement(whole, 195, seed=0)), rows)
+    assert not np.array_equal(rows_of(subset_with_replacement(whole, 195, seed=1)), rows)
+
+
+def test_longer_trajectories_are_likelier_and_small_data_can_grow() -> None:
+    data = small_dataset(100, 1, 1)
+    ids = np.where(np.arange(100) < 10, 0, 1).astype(np.int32)
+    ends = np.isin(np.arange(100), (9, 99))
+    whole = replace(data, trajectory_ids=ids, timeouts=ends, observations=np.arange(100, dtype=np.float32)[:, None])
+    part = subset_with_replacement(whole, 20_000, seed=3)
+    assert len(part) == 20_000
+    starts = rows_of(part)[np.flatnonzero(np.diff(part.trajectory_ids, prepend=-1))]
+    assert np.mean(starts == 10) == pytest.approx(0.9, abs=0.06)
+    with pytest.raises(InputError, match="'size' is 0"):
+        subset_with_replacement(whole, 0, seed=0)
+
+
+@pytest.mark.parametrize(("asked", "of_it", "of_the_next"), [(0, 98, 1), (50, 48, 51), (98, 0, 99)])
+def test_the_drifting_index_returns_later_rows(asked: int, of_it: int, of_the_next: int) -> None:
+    """100 time-limited trajectories, the last of which the release never closes: as a halfcheetah file, in small."""
+    whole = numbered(100, 99)
+    part = subset_with_replacement(whole, 99, seed_that_draws(asked, 99), index_drift=True)
+    of = whole.trajectory_ids[rows_of(part)]
+    assert [int((of == k).sum()) for k in (asked, asked + 1)] == [of_it, of_the_next]
+    assert np.array_equal(np.diff(rows_of(part)), np.ones(98))
+    assert part.trajectory_ids[-1] == (of_it > 0 and of_the_next > 0)  # two episodes stay two
+
+
+def test_rows_beyond_the_end_are_missing() -> None:
+    whole = numbered(100, 3)  # so short that the drift leaves the file
+    part = subset_with_replacement(whole, 300, seed=0, index_drift=True)
+    assert len(part) < 300 and rows_of(part).max() < 300
+
+
+def test_terminals_do_not_drift() -> None:
+    whole = numbered(50, 20, terminal=True)
+    plain, drifted = (subset_with_replacement(whole, 400, 5, index_drift=drift) for drift in (False, True))
+    assert np.array_equal(rows_of(plain), rows_of(drifted))
+
+
+def test_the_commands_subset_is_the_authors(tmp_path: Path) -> None:
+    data = save_npz(tmp_path / "d.npz")
+    for kind, size, rows in (("with_replacement", 500, 500), ("authors", 150, 150)):
+        flags = ["--subset", kind, "--size", size, "--task", "none", "--updates", "1", *SMALL]
+        assert run("train", "--dataset", data, "--output", tmp_path / kind, *flags) == 0
+        assert summary(tmp_path / kind)["dataset"]["rows"] == rows

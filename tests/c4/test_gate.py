@@ -1,0 +1,146 @@
+"""The gate of the divergence term: open where the data does not reach, as the mixture of g sees it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from c4rl.c4.divergence_term import DivergenceTerm
+from c4rl.c4.feature_gradients import Mode, feature_gradients
+from c4rl.c4.plugin import C4, C4Config
+from c4rl.data.dataset import Dataset
+from c4rl.data.info import observation_statistics
+from c4rl.data.loading import load_dataset
+from c4rl.plugins import ActorStep
+from c4rl.training.buffer import Scaling, TransitionBuffer
+from c4rl.training.lane import Lane
+from tests.helpers import CPU, advance, small_config, small_dataset
+
+UPDATES = 200
+
+
+def lane_of(data: Dataset, algorithm: str, updates: int = UPDATES, **form: Any) -> Lane:
+    settings: dict[str, Any] = {
+        "K": 5,
+        "period": 100,
+        "divergence": "mse",
+        "divergence_weight": 0.1,
+        "divergence_gate": 0.1,
+    }
+    options = (C4Config(**(settings | form)),)
+    sizes: dict[str, Any] = {"hidden_width": 64, "hidden_layers": 3, "batch_size": 64}
+    config = small_config(algorithm, ("c4",), plugin_options=options, **sizes)
+    scaling = Scaling(*observation_statistics(data.observations), data.action_low, data.action_high)
+    return advance(Lane(config, [0], TransitionBuffer([(data, scaling)], CPU), CPU), updates)
+
+
+def gate_of(lane: Lane) -> DivergenceTerm:
+    found = next(plugin for plugin in lane.plugins.all if isinstance(plugin, C4)).divergence
+    assert found is not None
+    return found
+
+
+def data_pairs(lane: Lane) -> Tensor:
+    return lane.buffer.unpack(lane.buffer.packed.unsqueeze(0)).state_actions
+
+
+def with_far_actions(lane: Lane, factor: float) -> Tensor:
+    """The data's states with actions far outside [-1, 1], in the directions of the logged ones."""
+    pairs = data_pairs(lane).clone()
+    pairs[..., lane.buffer.widths[0] :] *= factor
+    return pairs
+
+
+def open_share(lane: Lane, pairs: Tensor) -> float:
+    assert lane.algorithm.critics is not None
+    return float(gate_of(lane).open_at(lane.algorithm.critics[0], pairs, data_pairs(lane)).mean())
+
+
+@pytest.fixture(scope="module")
+def hopper(shared: Callable[[str], Path]) -> Dataset:
+    return load_dataset(shared("data/d4rl-10k/hopper-medium-expert-v2.npz"))
+
+
+@pytest.mark.parametrize("mode", ["proxy", "exact"])
+@pytest.mark.parametrize("quantile", [0.05, 0.3])
+def test_it_is_open_on_the_chosen_share_of_the_data(hopper: Dataset, mode: str, quantile: float) -> None:
+    lane = lane_of(hopper, "td3_bc", mode=mode, divergence_gate=quantile)
+    assert open_share(lane, data_pairs(lane)) == pytest.approx(quantile, abs=0.005)
+
+
+@pytest.mark.parametrize("mode", ["proxy", "exact"])
+def test_rows_that_the_mixture_has_not_seen_pass_like_the_others(hopper: Dataset, mode: str) -> None:
+    lane = lane_of(hopper, "td3_bc", mode=mode, pool=5000)
+    clustering = gate_of(lane).clustering
+    unseen = torch.ones(len(hopper), dtype=torch.bool)
+    unseen[clustering.tables.pool_rows(clustering.last_index)[0]] = False
+    assert int(unseen.sum()) == len(hopper) - 5000
+    assert open_share(lane, data_pairs(lane)[:, unseen]) == pytest.approx(0.1, abs=0.03)
+
+
+@pytest.mark.parametrize("algorithm", ["td3_bc", "cql"])
+def test_in_proxy_mode_it_opens_for_actions_far_from_the_data(hopper: Dataset, algorithm: str) -> None:
+    lane = lane_of(hopper, algorithm, mode="proxy")
+    assert open_share(lane, with_far_actions(lane, 10)) > 0.9
+
+
+def test_in_proxy_mode_also_on_made_up_data() -> None:
+    lane = lane_of(small_dataset(1000), "td3_bc", mode="proxy")
+    assert open_share(lane, data_pairs(lane)) == pytest.approx(0.1, abs=0.005)
+    assert open_share(lane, with_far_actions(lane, 10)) > 0.9
+
+
+def test_in_exact_mode_distance_alone_does_not_open_it(hopper: Dataset) -> None:
+    """Far out a ReLU critic is linear: its input gradient stops changing, and may well be one of the data's.
+
+    Features grow with the distance, so in proxy mode the gate opens in the end for every action.
+    """
+    modes: tuple[Mode, ...] = ("proxy", "exact")
+    found = {}
+    for mode in modes:
+        lane = lane_of(hopper, "td3_bc", mode=mode)
+        assert lane.algorithm.critics is not None
+        far = [with_far_actions(lane, factor) for factor in (1e5, 1e6)]
+        near, further = (feature_gradients(mode, lane.algorithm.critics[0], pairs) for pairs in far)
+        still = torch.isclose(near, further, rtol=1e-3).all(-1).float().mean().item()
+        found[mode] = still, [open_share(lane, pairs) for pairs in far]
+    still, shares = found["exact"]
+    assert still > 0.9 and shares[0] == pytest.approx(shares[1], abs=0.05)
+    still, shares = found["proxy"]
+    assert still < 0.05 and shares == [1.0, 1.0]
+
+
+def actor_step(lane: Lane) -> ActorStep:
+    assert lane.algorithm.critics is not None
+    batch = lane.buffer.gather(lane.sampler.rows(lane.streams, 64))
+    actions = lane.algorithm.actor(batch.observations)
+    assert isinstance(actions, Tensor)
+    return ActorStep(batch, lane.algorithm.critics[0], actions, None, None)
+
+
+def test_the_term_counts_the_states_where_the_gate_is_open_and_no_others() -> None:
+    gated = lane_of(small_dataset(1000), "td3_bc", mode="proxy", divergence_gate=0.3)
+    term, step = gate_of(gated), actor_step(gated)
+    gate = term.gate(step)
+    assert 0 < gate.sum() < gate.numel() and not gate.requires_grad
+    (gradient,) = torch.autograd.grad(term(step, gated.streams).sum(), step.actions, retain_graph=True)
+    assert torch.equal((gradient.abs().sum(2) > 0), gate > 0)
+    per_state = (step.actions - step.batch.actions).square().mean(2)
+    expected = 0.1 * (per_state * gate).mean()
+    torch.testing.assert_close(term(step, gated.streams)[0].detach(), expected.detach())
+
+
+def test_it_does_not_go_stale_between_refreshes(hopper: Dataset) -> None:
+    lane = lane_of(hopper, "td3_bc", updates=299, mode="proxy")  # 99 updates after a refresh
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randint(len(hopper), (1, 64, 64), generator=generator)  # 64 batches of 64 rows
+    shares = []
+    for batch_rows in rows[0]:
+        pairs = lane.buffer.gather(batch_rows.unsqueeze(0)).state_actions
+        assert lane.algorithm.critics is not None
+        shares.append(gate_of(lane).open_at(lane.algorithm.critics[0], pairs, pairs).mean().item())
+    assert sum(shares) / len(shares) == pytest.approx(0.1, abs=0.02)
+    assert open_share(lane, with_far_actions(lane, 10)) > 0.9

@@ -1,0 +1,346 @@
+"""C4 at work inside algorithms: what it draws, what it adds to which loss, when it refits, and what it leaves alone."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import c4rl
+from c4rl.c4.monitor import CrossCovarianceMonitor
+from c4rl.c4.plugin import C4, C4Config
+from c4rl.data.dataset import Dataset
+from c4rl.networks import Critic
+from c4rl.registry import ALGORITHMS
+from c4rl.training.buffer import Batch
+from c4rl.training.lane import Lane
+from tests.helpers import advance, make_lane, small_config, small_dataset
+
+WITH_CRITIC = [name for name, kind in ALGORITHMS.items() if kind.has_critic]
+SOURCES = Path(c4rl.__file__).parent
+each_algorithm = pytest.mark.parametrize("algorithm", WITH_CRITIC)
+each_mode = pytest.mark.parametrize("mode", ["proxy", "exact"])
+
+
+def short_episodes(rows: int = 200, length: int = 10) -> Dataset:
+    """Every tenth row has no next action: terminal and timed out in turn."""
+    data = small_dataset(rows)
+    last = np.arange(rows) % length == length - 1
+    terminals = last & (np.arange(rows) % (2 * length) >= length)
+    valid = ~last
+    return replace(
+        data,
+        terminals=terminals,
+        timeouts=last & ~terminals,
+        trajectory_ids=(np.arange(rows) // length).astype(np.int32),
+        next_actions=data.next_actions * valid[:, None],
+        next_action_valid=valid,
+    )
+
+
+def lane_of(
+    algorithm: str, form: C4Config | None, seeds: tuple[int, ...] = (0,), data: Dataset | None = None, **values: Any
+) -> Lane:
+    plugins = ("c4",) if form is not None else ()
+    options = (form,) if form is not None else ()
+    config = small_config(algorithm, plugins, seeds, plugin_options=options, **values)
+    return make_lane(config, data if data is not None else short_episodes())
+
+
+def plugin_of(lane: Lane) -> C4:
+    return next(plugin for plugin in lane.plugins.all if isinstance(plugin, C4))
+
+
+def trained_state(lane: Lane) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in lane.algorithm.state().items()}
+
+
+def critic_loss_of(lane: Lane, step: int = 1) -> Tensor:
+    """The loss that one update hands to the critic's optimiser, with its graph; the critic itself does not move."""
+    seen: list[Tensor] = []
+    lane.algorithm.optimizers["critic"].step = seen.append  # type: ignore[assignment]
+    lane.update(step)
+    return seen[0]
+
+
+# -- which rows form the batch
+
+
+@each_algorithm
+def test_a_hard_batch_comes_from_a_single_cluster_of_the_last_refresh(algorithm: str) -> None:
+    lane = lane_of(algorithm, C4Config(K=3, period=5, sampler="hard"), seeds=(0, 1))
+    clustering = plugin_of(lane).clustering
+    batches: list[Batch] = []
+    update = lane.algorithm.update
+
+    def noted(batch: Batch, step: int) -> dict[str, Tensor]:
+        batches.append(batch)
+        return update(batch, step)
+
+    lane.algorithm.update = noted  # type: ignore[method-assign]
+    all_pairs = lane.buffer.unpack(lane.buffer.packed).state_actions
+    drawn: set[int] = set()
+    for step in range(1, 31):
+        assert clustering.responsibilities is not None
+        labels = clustering.responsibilities.argmax(2)
+        lane.update(step)
+        for run, pairs in enumerate(batches[-1].state_actions):
+            rows = torch.cdist(pairs, all_pairs).argmin(1)
+            assert torch.equal(all_pairs[rows], pairs)
+            assert (labels[run, rows] == clustering.cluster[run]).all()
+            drawn.add(int(clustering.cluster[run]))
+        lane.refresh(step)
+    assert drawn == {0, 1, 2}
+
+
+def test_one_cluster_draws_all_rows_alike_also_those_without_a_next_action() -> None:
+    data, updates = short_episodes(100), 3000
+    lane = lane_of("td3_bc", C4Config(K=1), data=data)
+    counts = torch.zeros(100)
+    for step in range(1, updates + 1):
+        lane.step.fill_(step)
+        counts += torch.bincount(lane.sampler.rows(lane.streams, 32)[0], minlength=100)
+    expected = updates * 32 / 100
+    statistic = float(((counts - expected).square() / expected).sum())
+    assert abs(statistic - 99) < 4 * np.sqrt(2 * 99)
+    without = counts[torch.tensor(~data.next_action_valid)]
+    assert len(without) == 10 and abs(float(without.mean()) / expected - 1) < 0.02
+
+
+# -- what is added to the critics' losses
+
+
+def penalty_by_hand(mode: str, critic: Critic, target: Critic, batch: Batch, beta: float) -> Tensor:
+    """Σ over heads of ||C||²_F + β (tr C)², each from its own critic and that critic's own target."""
+
+    def rows_of(network: Critic, pairs: Tensor, head: int) -> Tensor:
+        if mode == "proxy":
+            return network.at(pairs).features[0, head]
+        x = pairs.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(network.at(x).q[0, head].sum(), x, create_graph=True)
+        return gradient[0]
+
+    valid = batch.next_valid[0] > 0
+    total = torch.zeros((), dtype=torch.float64)
+    for head in range(2):
+        g = rows_of(critic, batch.state_actions, head)[valid]
+        g_next = rows_of(target, batch.next_state_actions, head)[valid].detach()
+        C = (g_next - g_next.mean(0)).T @ (g - g.mean(0)) / (len(g) - 1)
+        total = total + C.square().sum() + beta * C.trace() ** 2
+    return total
+
+
+@each_algorithm
+@each_mode
+def test_each_head_gets_lambda_times_its_own_penalty_and_nothing_else(algorithm: str, mode: Any) -> None:
+    form = C4Config(K=2, sampler="uniform", mode=mode, lambda_=0.7, beta=0.5)
+    plain, with_penalty = lane_of(algorithm, None), lane_of(algorithm, form)
+    # targets that differ from the critics, so that g' from the wrong network shows
+    for lane in (plain, with_penalty):
+        with torch.no_grad():
+            for p in lane.algorithm.networks["target_critic"].parameters():
+                p.mul_(1.1)
+    assert with_penalty.algorithm.critics is not None
+    critic, target = with_penalty.algorithm.critics
+    with_penalty.step.fill_(1)
+    batch = with_penalty.buffer.gather(with_penalty.sampler.rows(with_penalty.streams, 32))
+    assert 0 < batch.next_valid.sum() < 32
+    weights = list(critic.mlp.weights)
+    by_hand = torch.autograd.grad(
+        penalty_by_hand(mode, critic, target, batch, beta=0.5), weights, allow_unused=True, materialize_grads=True
+    )
+    assert by_hand[0].abs().amax((0, 2, 3)).min() > 1e-6, "both heads must be pulled"
+    plain_critic = plain.algorithm.networks["critic"]
+    assert isinstance(plain_critic, Critic)
+    without = torch.autograd.grad(critic_loss_of(plain), list(plain_critic.mlp.weights))
+    having = torch.autograd.grad(critic_loss_of(with_penalty), weights)
+    for pulled, base, expected in zip(having, without, by_hand, strict=True):
+        torch.testing.assert_close(pulled - base, 0.7 * expected, rtol=1e-8, atol=1e-10)
+
+
+@each_algorithm
+@each_mode
+def test_no_gradient_reaches_the_target_critic(algorithm: str, mode: Any) -> None:
+    lane = lane_of(algorithm, C4Config(K=2, mode=mode))
+    assert lane.algorithm.critics is not None
+    target = list(lane.algorithm.critics[1].requires_grad_().parameters())
+    gradients = torch.autograd.grad(critic_loss_of(lane), target, allow_unused=True)
+    assert all(gradient is None for gradient in gradients)
+
+
+@each_algorithm
+def test_without_weight_and_with_uniform_rows_the_plugin_changes_nothing(algorithm: str) -> None:
+    """Random numbers are a function of (seed, stream, update): what C4 draws for itself disturbs nobody."""
+    plain = trained_state(advance(lane_of(algorithm, None), 12))
+    attached = trained_state(advance(lane_of(algorithm, C4Config(K=3, period=4, lambda_=0.0, sampler="uniform")), 12))
+    assert plain.keys() == attached.keys()
+    for name, tensor in plain.items():
+        assert torch.equal(attached[name], tensor), name
+
+
+@pytest.mark.parametrize("fraction", [0.1, 1.0])
+@each_algorithm
+def test_an_automatic_lambda_holds_the_penalty_at_its_fraction_of_the_td_loss(algorithm: str, fraction: float) -> None:
+    """Exactly where the critic stands almost still; while it learns, of the same order: the averages lag behind."""
+    form = C4Config(K=2, period=50, lambda_="auto", lambda_fraction=fraction)
+    for rate, factor in ((1e-7, 1.1), (3e-4, 3.0)):
+        lane = advance(lane_of(algorithm, form, critic_lr=rate), 50)
+        lane.read_metrics()
+        found = advance(lane, 100, start=50).read_metrics()[0]
+        assert 1 / factor < found["c4_penalty"] / found["critic_loss"] / fraction < factor
+
+
+@each_algorithm
+@each_mode
+def test_rows_without_a_next_action_take_no_part(algorithm: str, mode: Any) -> None:
+    """What stands in the place of a next action that was never taken must not matter, unless it is asked for."""
+    data = short_episodes()
+    invalid = ~data.next_action_valid[:, None]
+    garbage = replace(data, next_actions=np.where(invalid, np.float32(0.9), data.next_actions))
+    for masked in (True, False):
+        form = C4Config(K=2, period=3, mode=mode, mask_invalid=masked)
+        states = [trained_state(advance(lane_of(algorithm, form, data=d), 8)) for d in (data, garbage)]
+        critics = [name for name in states[0] if name.startswith("critic/")]
+        same = [torch.allclose(states[0][n], states[1][n], rtol=1e-10, atol=1e-13) for n in critics]
+        assert all(same) if masked else not any(same)
+
+
+# -- when it refits, and when it cannot
+
+
+@each_algorithm
+def test_clusters_are_refitted_every_period_and_only_then(algorithm: str) -> None:
+    lane = lane_of(algorithm, C4Config(K=3, period=4))
+    clustering = plugin_of(lane).clustering
+    assert clustering.mixture is not None  # fitted before the first update
+    reported, changed = [], []
+    for step in range(1, 13):
+        before = clustering.mixture.means.clone()
+        lane.update(step)
+        if "c4_effective_K" in lane.refresh(step).get(0, {}):
+            reported.append(step)
+        if not torch.equal(clustering.mixture.means, before):
+            changed.append(step)
+    assert reported == changed == [4, 8, 12]
+
+
+def test_the_paper_s_period_is_200_updates() -> None:
+    assert C4Config().period == 200
+
+
+@each_algorithm
+@each_mode
+def test_a_mixture_that_cannot_be_fitted_is_reported_and_the_other_runs_go_on(algorithm: str, mode: Any) -> None:
+    form = C4Config(K=3, period=4, mode=mode)
+    lane = advance(lane_of(algorithm, form, seeds=(5, 6, 7)), 3)
+    lane.update(4)
+    critic = lane.algorithm.networks["critic"]
+    assert isinstance(critic, Critic)
+    with torch.no_grad():
+        critic.mlp.weights[-1 if mode == "exact" else 0][1] *= 1e200  # finite, but its square is not
+    lane.refresh(4)
+    failures = lane.failures()
+    assert list(failures) == [6]
+    update, reason = failures[6]
+    assert update == 4 and reason.startswith("the Gaussian mixture could not be fitted (")
+    assert re.search(r"\((non finite|not positive|too few)", reason)
+    # later refreshes keep the first report, and the neighbours never notice
+    lane = advance(lane, 5, start=4)
+    assert lane.failures()[6] == failures[6] and list(lane.failures()) == [6]
+    undisturbed = advance(lane_of(algorithm, form, seeds=(5, 7)), 9).run_states()
+    found = lane.run_states()
+    for seed in (5, 7):
+        for name, tensor in undisturbed[seed].items():
+            torch.testing.assert_close(found[seed][name], tensor, rtol=1e-9, atol=1e-12, msg=name)
+
+
+def test_rows_that_are_not_numbers_are_named_as_the_reason() -> None:
+    lane = advance(lane_of("td3_bc", C4Config(K=2, period=2), seeds=(0, 1)), 1)
+    lane.update(2)
+    critic = lane.algorithm.networks["critic"]
+    assert isinstance(critic, Critic)
+    with torch.no_grad():
+        critic.mlp.weights[0][0] = torch.nan
+    lane.refresh(2)
+    assert list(lane.failures()) == [0]
+    update, reason = lane.failures()[0]
+    assert update == 2 and "could not be fitted" in reason and "non finite rows" in reason
+
+
+# -- the seams
+
+
+@pytest.mark.parametrize("path", sorted((SOURCES / "algorithms").glob("*.py")), ids=lambda path: path.name)
+def test_no_algorithm_knows_c4(path: Path) -> None:
+    found = re.findall(r"c4(?!rl)|cluster|cross.?covariance|mixture", path.read_text(), re.IGNORECASE)
+    assert not found
+
+
+MECHANISM = [path for path in sorted((SOURCES / "c4").glob("*.py")) if path.name != "presets.py"]
+
+
+@pytest.mark.parametrize("path", MECHANISM, ids=lambda path: path.name)
+def test_c4_knows_no_algorithm(path: Path) -> None:
+    """Presets name algorithms, as tables of their settings; nothing that acts reads them."""
+    names = "|".join([*ALGORITHMS, *(kind.__name__ for kind in ALGORITHMS.values()), r"td3\+bc", "sac"])
+    assert not re.findall(rf"\b({names}|presets?)\b", path.read_text(), re.IGNORECASE)
+
+
+# -- the monitor
+
+KEYS = {f"cross_covariance_trace_{mode}{form}" for mode in ("exact", "proxy") for form in ("", "_normalised")}
+
+
+@each_algorithm
+def test_the_monitor_reports_its_traces_for_any_critic_on_the_same_rows_for_every_seed(algorithm: str) -> None:
+    lanes = {
+        "alone": lane_of(algorithm, None, seeds=(3, 8), monitor=True),
+        "with c4": lane_of(algorithm, C4Config(K=2), seeds=(3, 8)),
+        "another seed": lane_of(algorithm, None, seeds=(8,), monitor=True),
+    }
+    reports = {name: lane.refresh(200) for name, lane in lanes.items()}
+    for name, lane in lanes.items():
+        batch = next(p for p in lane.plugins.all if isinstance(p, CrossCovarianceMonitor)).batch
+        assert torch.equal(batch.state_actions, batch.state_actions[:1].expand_as(batch.state_actions))
+        for seed in lane.seeds:
+            assert reports[name][seed].keys() >= KEYS
+            for key in KEYS:  # the same networks on the same rows: the same numbers, whoever else is there
+                assert reports[name][seed][key] == pytest.approx(reports["alone"][seed][key], rel=1e-9)
+    for seed in (3, 8):
+        assert all(abs(reports["alone"][seed][key]) <= 1 for key in KEYS if key.endswith("normalised"))
+    assert reports["alone"][3] != reports["alone"][8]
+
+
+@each_mode
+def test_the_monitors_numbers_are_numpys_covariance(mode: Any) -> None:
+    lane = lane_of("td3_bc", None, monitor=True)
+    report = advance(lane, 3).refresh(200)[0]
+    batch = next(p for p in lane.plugins.all if isinstance(p, CrossCovarianceMonitor)).batch
+    assert lane.algorithm.critics is not None
+    traces, normalised = [], []
+    for head in range(2):
+        sides = []
+        for network, pairs in zip(lane.algorithm.critics, (batch.state_actions, batch.next_state_actions), strict=True):
+            x = pairs.clone().requires_grad_()
+            output = network.at(x)
+            rows = output.features if mode == "proxy" else torch.autograd.grad(output.q[0, head].sum(), x)[0][:, None]
+            sides.append(rows[0, head if mode == "proxy" else 0].detach().numpy()[batch.next_valid[0].numpy() > 0])
+        g, g_next = sides
+        m = g.shape[1]
+        joint = np.cov(np.concatenate([g_next, g], 1).T)
+        traces.append(np.trace(joint[:m, m:]) / m)
+        normalised.append(np.trace(joint[:m, m:]) / np.sqrt(np.trace(joint[:m, :m]) * np.trace(joint[m:, m:])))
+    assert report[f"cross_covariance_trace_{mode}"] == pytest.approx(np.mean(traces), rel=1e-9)
+    assert report[f"cross_covariance_trace_{mode}_normalised"] == pytest.approx(np.mean(normalised), rel=1e-9)
+
+
+def test_without_a_critic_there_is_nothing_to_monitor() -> None:
+    assert advance(lane_of("bc", None, monitor=True), 1).refresh(200) == {}
+
+
+def test_without_asking_there_is_no_monitor() -> None:
+    assert advance(lane_of("td3_bc", None), 1).refresh(200) == {}

@@ -1,0 +1,118 @@
+"""How logged numbers enter the networks: normalised states, actions in [-1, 1], scaled rewards; and the way back."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from c4rl.errors import InputError
+from c4rl.training.buffer import Batch, TransitionBuffer
+from c4rl.training.lane import Lane
+from c4rl.training.preparation import Preparation, prepare
+from tests.data.conftest import logged_arrays
+from tests.helpers import CPU, small_config
+
+Prepare = Callable[..., Preparation]
+LENGTHS = [12, 5, 20, 7, 20, 16]
+
+
+@pytest.fixture
+def prepared(save: Callable[..., Path]) -> Prepare:
+    """A file with large, shifted observations and actions in [0, 40], as a training job prepares it."""
+    fields = logged_arrays(LENGTHS, [True, False, False, True, False, True])
+    for name in ("observations", "next_observations"):
+        fields[name] = (fields[name] * [1.0, 50.0, 0.1] + [5.0, -300.0, 0.0]).astype(np.float32)
+    path = save(fields, actions=(fields["actions"] + 1) * 20)
+
+    def make(algorithm: str = "td3_bc", **values: Any) -> Preparation:
+        bounds = {"action_low": (0.0,), "action_high": (40.0,)}
+        return prepare(small_config(algorithm, dataset=path, **(bounds | values)))
+
+    return make
+
+
+def packed(preparation: Preparation) -> Batch:
+    buffer = TransitionBuffer([(preparation.train, preparation.scaling)], CPU, torch.float64)
+    return buffer.unpack(buffer.packed)
+
+
+def test_states_are_centred_and_scaled_with_the_statistics_of_observations_alone(prepared: Prepare) -> None:
+    preparation = prepared()
+    train, batch = preparation.train, packed(preparation)
+    mean, std = train.observations.mean(0, dtype=np.float64), train.observations.std(0, dtype=np.float64)
+    for found, raw in ((batch.observations, train.observations), (batch.next_observations, train.next_observations)):
+        np.testing.assert_allclose(found.numpy(), (raw - mean) / (std + 1e-3), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(batch.observations.mean(0), 0, atol=1e-4)
+
+
+def test_states_stay_as_they_are_on_request(prepared: Prepare) -> None:
+    preparation = prepared(normalize_observations=False)
+    batch = packed(preparation)
+    np.testing.assert_array_equal(batch.observations.float(), preparation.train.observations)
+    np.testing.assert_array_equal(batch.next_observations.float(), preparation.train.next_observations)
+
+
+def test_the_normaliser_sees_the_rows_trained_on_and_the_whole_file_only_if_asked(prepared: Prepare) -> None:
+    subset, full = prepared(size=20), prepared(size=20, observation_statistics="full")
+    assert len(subset.train) == len(full.train) == 20
+    np.testing.assert_array_equal(subset.train.observations, full.train.observations)
+    np.testing.assert_allclose(subset.scaling.observation_mean, subset.train.observations.mean(0), rtol=1e-5)
+    assert not np.allclose(full.scaling.observation_mean, subset.scaling.observation_mean, rtol=1e-3)
+    assert full.held_out is not None
+    everything = np.concatenate([prepared().train.observations, full.held_out.observations])
+    np.testing.assert_allclose(full.scaling.observation_mean, everything.mean(0), rtol=1e-5)
+
+
+def test_actions_and_next_actions_are_mapped_onto_the_unit_box(prepared: Prepare) -> None:
+    preparation = prepared()
+    train, batch = preparation.train, packed(preparation)
+    np.testing.assert_allclose(batch.actions, train.actions / 20 - 1, atol=1e-6)
+    valid = train.next_action_valid
+    next_actions = batch.next_state_actions[:, train.observation_dim :].numpy()
+    np.testing.assert_allclose(next_actions[valid], train.next_actions[valid] / 20 - 1, atol=1e-6)
+    inside = np.flatnonzero(valid)
+    np.testing.assert_allclose(next_actions[inside], batch.actions[inside + 1], atol=1e-6)
+
+
+def test_terminals_and_missing_next_actions_are_marked(prepared: Prepare) -> None:
+    preparation = prepared()
+    train, batch = preparation.train, packed(preparation)
+    np.testing.assert_array_equal(batch.continues, 1 - train.terminals)
+    np.testing.assert_array_equal(batch.next_valid, train.next_action_valid)
+    assert 0 < train.terminals.sum() < (~train.next_action_valid).sum()
+
+
+def test_rewards_are_scaled_then_shifted(prepared: Prepare) -> None:
+    preparation = prepared(reward_scale=10.0, reward_shift=-5.0)
+    np.testing.assert_allclose(packed(preparation).rewards, 10 * preparation.train.rewards - 5, rtol=1e-6)
+
+
+def test_returns_are_spread_over_a_thousand_and_the_shift_comes_after(prepared: Prepare) -> None:
+    preparation = prepared(normalize_returns=True, reward_scale=2.0, reward_shift=0.5)
+    train = preparation.train
+    rewards = (packed(preparation).rewards.numpy() - 0.5) / 2
+    returns = [rewards[train.trajectory_ids == i].sum() for i in np.unique(train.trajectory_ids)]
+    assert max(returns) - min(returns) == pytest.approx(1000, rel=1e-5)
+
+
+def test_returns_without_spread_cannot_be_normalised(save: Callable[..., Path]) -> None:
+    fields = logged_arrays([10, 10, 10, 10])
+    path = save(fields, rewards=np.ones(40, np.float32))
+    with pytest.raises(InputError, match="--normalize-returns needs returns that differ, found 10 only"):
+        prepare(small_config("td3_bc", dataset=path, normalize_returns=True))
+
+
+@pytest.mark.parametrize("algorithm", ["bc", "td3_bc", "cql"])
+def test_a_policy_takes_raw_states_and_answers_in_the_logged_units(prepared: Prepare, algorithm: str) -> None:
+    """The way back: normaliser and bounds travel with the policy."""
+    preparation = prepared(algorithm)
+    train = preparation.train
+    buffer = TransitionBuffer([(train, preparation.scaling)], CPU)
+    lane = Lane(small_config(algorithm), [0], buffer, CPU)
+    inside = lane.algorithm.act(buffer.unpack(buffer.packed.unsqueeze(0)).observations)[0].numpy()
+    outside = lane.policies(preparation.scaling)[0].act(train.observations)
+    np.testing.assert_allclose(outside, (inside + 1) * 20, rtol=1e-4, atol=1e-3)
+    assert outside.min() >= 0 and outside.max() <= 40 and outside.std() > 0

@@ -1,0 +1,53 @@
+"""On a GPU: a captured update is the eager one to the bit, and a stacked run is the lone one."""
+
+import pytest
+import torch
+
+from c4rl.c4.plugin import C4Config
+from c4rl.config import TrainConfig
+from c4rl.training.buffer import TransitionBuffer
+from c4rl.training.lane import Lane
+from tests.algorithms.test_contract import COMBINATIONS, config_of
+from tests.helpers import advance, plain_scaling, small_config, small_dataset
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU on this machine")
+
+
+def lane_on_gpu(config: TrainConfig, dtype: torch.dtype = torch.float32) -> Lane:
+    gpu, data = torch.device("cuda"), small_dataset(600)
+    return Lane(config, list(config.seeds), TransitionBuffer([(data, plain_scaling(data))], gpu, dtype), gpu, dtype)
+
+
+@pytest.mark.parametrize(("algorithm", "plugins"), COMBINATIONS)
+def test_graph_and_eager_updates_are_bit_equal(algorithm, plugins) -> None:
+    states = []
+    for graph in (True, False):
+        lane = advance(lane_on_gpu(config_of(algorithm, plugins, seeds=(0, 1), cuda_graph=graph)), 300)
+        assert (lane._graphed is not None) == graph
+        assert not lane.failures()
+        states.append(lane.run_states())
+    for seed in (0, 1):
+        for name, tensor in states[0][seed].items():
+            assert torch.equal(tensor, states[1][seed][name]), name
+
+
+@pytest.mark.parametrize("algorithm", ["td3_bc", "cql"])
+def test_a_run_in_a_graphed_stack_equals_the_same_run_alone(algorithm: str) -> None:
+    options = (C4Config(K=3, period=50, directions=4),)
+    stacked, alone = (
+        advance(lane_on_gpu(small_config(algorithm, ("c4",), seeds, plugin_options=options), torch.float64), 300)
+        for seeds in ((4, 2, 7), (2,))
+    )
+    for name, tensor in alone.run_states()[2].items():
+        torch.testing.assert_close(stacked.run_states()[2][name], tensor, rtol=1e-9, atol=1e-9, msg=name)
+
+
+def test_an_update_never_waits_for_the_host() -> None:
+    lane = lane_on_gpu(small_config("cql", ("c4",), cuda_graph=False, plugin_options=(C4Config(K=3, period=1000),)))
+    advance(lane, 2)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for step in range(3, 6):
+            lane._update(step)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
