@@ -113,6 +113,8 @@ class TrainConfig:
         )
         require("hold-out", 0 < self.hold_out < 1, self.hold_out, "a share between 0 and 1")
         require("threads", self.threads is None or self.threads > 0, self.threads, "1 or more")
+        for name, plugin_options in zip(plugin_names(self.plugins, self.algorithm), self.plugin_options, strict=False):
+            PLUGINS[name][1].check(plugin_options, algorithm_class(self.algorithm))
         options = self.options
         require("batch-size", options.batch_size > 1, options.batch_size, "2 or more")
         require("hidden-layers", options.hidden_layers > 0, options.hidden_layers, "1 or more")

@@ -5,7 +5,7 @@ to each critic's loss, whether critics carry LayerNorm, and what is added to the
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
@@ -50,6 +50,10 @@ class Plugin:
 
     critic_layer_norm = False
     period: int | None = None  # updates between two calls of `refresh`
+
+    @classmethod
+    def check(cls, options: Any, algorithm: "type[Algorithm]") -> None:
+        """Refuse options that make no sense with the algorithm, before any work is done."""
 
     def attach(self, algorithm: "Algorithm", buffer: TransitionBuffer) -> None:
         """Called once, after the networks are built and before the first update."""

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from c4rl.c4.cross_covariance import automatic_weight, cross_covariance, monitor, penalty
+from c4rl.c4.cross_covariance import automatic_weight, cross_covariance, monitor, penalty, traces
 from c4rl.errors import InputError
 
 
@@ -175,3 +175,13 @@ def test_update_never_asks_the_device_for_a_value(estimator: str) -> None:
     (weight * R.mean(-1)).sum().backward()
     assert g.grad is not None and g.grad.shape == g.shape
     assert monitor(g_next, g, valid, torch.empty(3, 1, 16, 5, device="meta"))["between_trace"].shape == (3, 2)
+
+
+def test_traces_without_the_matrix_are_those_of_the_monitor() -> None:
+    generator = torch.Generator().manual_seed(3)
+    g_next, g = torch.randn(2, 2, 3, 40, 6, generator=generator, dtype=torch.float64)
+    valid = torch.rand(2, 1, 40, generator=generator) > 0.2
+    found = monitor(g_next, g, valid)
+    per_feature, normalised = traces(g_next, g, valid)
+    torch.testing.assert_close(per_feature, found["trace_per_feature"])
+    torch.testing.assert_close(normalised, found["normalised_trace"])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.support import SMALL, listing, run, save_npz
+from tests.cli.support import SMALL, listing, logged_arrays, run, save_npz
 
 
 @pytest.fixture(scope="module")
@@ -58,3 +58,24 @@ class TestAFinishedJob:
         err = capsys.readouterr().err
         assert err.count("\n") == 1 and "checkpoint.safetensors" in err and "expected" in err
         assert not (copy / "summary.json").exists()
+
+
+def test_a_job_is_not_resumed_on_data_that_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = save_npz(tmp_path / "data.npz")
+    flags = ["--dataset", data, "--task", "none", "--output", tmp_path / "job", "--updates", "2", "--seeds", "4"]
+    assert run("train", *flags, *SMALL) == 0
+    save_npz(data, rewards=logged_arrays()["rewards"] + 1)
+    capsys.readouterr()
+    assert run("train", "--resume", tmp_path / "job") == 2
+    assert "data.npz: its bytes changed since the job began" in capsys.readouterr().err
+
+
+def test_a_divergence_that_the_policy_cannot_have_is_refused_before_any_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = save_npz(tmp_path / "data.npz")
+    flags = ["--dataset", data, "--task", "none", "--output", tmp_path / "job", "--plugins", "c4"]
+    assert run("train", *flags, "--divergence", "kl", "--divergence-weight", "1") == 2
+    error = capsys.readouterr().err
+    assert "divergence 'kl'" in error and "a deterministic policy has none" in error
+    assert not (tmp_path / "job").exists()

@@ -7,10 +7,12 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from tensorboard.summary.writer import event_file_writer
 
 import c4rl.training.checkpoint as checkpoint_module
 import c4rl.training.loop as loop
@@ -140,11 +142,11 @@ class PowerCut(Exception):
     pass
 
 
-def _during_an_update(monkeypatch: pytest.MonkeyPatch) -> None:
+def _during_an_update(monkeypatch: pytest.MonkeyPatch, at: int = 155) -> None:
     update = Lane.update
 
     def cut(self: Lane, step: int) -> None:
-        if step == 155:
+        if step == at:
             raise PowerCut
         update(self, step)
 
@@ -212,6 +214,44 @@ def test_remains_of_half_written_files_do_no_harm(commands: Commands, undisturbe
     assert run("train", "--resume", folder) == 0
     assert_same_job(folder, undisturbed["cql"])
     assert not list(folder.glob(".*.partial"))
+
+
+def test_tensorboard_shows_each_metric_once_whatever_the_clock_says(
+    commands: Commands, undisturbed: Folders, tmp_path: Path
+) -> None:
+    """Event files are named after the time; each process here seems to begin an hour before the one it continues."""
+    folder = tmp_path / "job"
+    command = commands["cql"](folder)
+    for hours, at in enumerate((95, 165, None)):
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            now = time.time() - 3600 * hours
+            monkeypatch.setattr(event_file_writer, "time", SimpleNamespace(time=lambda now=now: now))
+            if at is None:
+                assert run(*command) == 0
+            else:
+                _during_an_update(monkeypatch, at)
+                with pytest.raises(PowerCut):
+                    run(*command)
+        command = ["train", "--resume", folder]
+    assert_same_job(folder, undisturbed["cql"])
+    assert_tensorboard_shows_the_metrics(folder)
+
+
+def test_tensorboard_shows_each_metric_once_after_a_kill_within_a_record(
+    commands: Commands, undisturbed: Folders, tmp_path: Path
+) -> None:
+    folder = tmp_path / "job"
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        _during_an_update(monkeypatch, at=165)
+        with pytest.raises(PowerCut):
+            run(*commands["cql"](folder))
+    for seed, length in ((0, 5), (1, 20)):  # within the record's length, within what it holds
+        (events,) = (folder / "tensorboard" / f"seed_{seed}").iterdir()
+        whole = events.read_bytes()
+        events.write_bytes(whole + whole[:length])
+    assert run("train", "--resume", folder) == 0
+    assert_same_job(folder, undisturbed["cql"])
+    assert_tensorboard_shows_the_metrics(folder)
 
 
 def test_checkpoints_hold_tensors_however_they_lie_in_memory(tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ class Algorithm(ABC):
 
     config_type: ClassVar[type[AlgorithmConfig]]
     has_critic: ClassVar[bool] = True
+    has_density: ClassVar[bool] = True  # whether the policy is a distribution with log-probabilities
     runs_together_on_cpu: ClassVar[int] = 8  # as many runs as one launch serves best there
     actor: Policy
     discount: float = 0.99

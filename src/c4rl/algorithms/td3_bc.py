@@ -32,6 +32,7 @@ class TD3BCConfig(CriticConfig):
 
 class TD3BC(Algorithm):
     config_type = TD3BCConfig
+    has_density = False
 
     def __init__(self, config: TD3BCConfig, stack: Stack, streams: Streams, plugins: Plugins) -> None:
         super().__init__(stack, streams, plugins)

@@ -56,7 +56,8 @@ class ClusteringConfig:
 
 
 COLD_STEPS = 10
-FIT_ROWS = 16_384  # of a larger pool, the mixture is fitted on this many rows or fewer
+FIT_ROWS = 16_384  # of a larger pool, the mixture is fitted on this many rows or fewer,
+LOOK_ROWS = 4096  # and directions and the report's covariances, of m x m numbers, are estimated on this many
 STATE_ACTION_STEPS = 100  # scikit-learn's limit, which the authors' release leaves as it is
 
 
@@ -126,8 +127,9 @@ class Clustering:
         g_next, g, valid = (torch.cat(parts, 1) for parts in zip(*chunks, strict=True))
         valid &= mask
         # the mixture is fitted on every n-th row of a large pool; all its rows get their responsibilities
-        fitted = slice(None, None, -(-pool.shape[1] // FIT_ROWS))
-        projections = self._projections(g_next[:, fitted], g[:, fitted], valid[:, fitted], mask[:, fitted])
+        fitted = _every(pool.shape[1], FIT_ROWS)
+        looked_at = _every(pool.shape[1], LOOK_ROWS)
+        projections = self._projections(*(t[:, looked_at] for t in (g_next, g, valid, mask)))
         y = self._coordinates(g_next, g, projections)
         found = self._fit(y[:, fitted], valid[:, fitted], streams, fitted)
         own = found.responsibilities if fitted.step == 1 else found.mixture.responsibilities(y, valid)
@@ -146,7 +148,8 @@ class Clustering:
         self.tables.refresh(weights, index, failure != 0)
         self._keep(found.mixture, projections, own)
         self.responsibilities = drawn
-        return self._report(g_next[:, fitted], g[:, fitted], valid[:, fitted], found, projections)
+        split = monitor(*(t[:, looked_at] for t in (g_next, g, valid, own)))
+        return self._report(split, found.mixture, projections)
 
     def _fit(self, y: Tensor, valid: Tensor, streams: Streams, fitted: slice) -> Fit:
         """A warm start takes over which row belongs where, not the parameters: features move so much in 200 updates
@@ -220,11 +223,10 @@ class Clustering:
     # -- reporting
 
     def _report(
-        self, g_next: Tensor, g: Tensor, valid: Tensor, found: Fit, projections: tuple[Projection, Projection] | None
+        self, split: dict[str, Tensor], mixture: Mixture, projections: tuple[Projection, Projection] | None
     ) -> dict[str, Tensor]:
-        split = monitor(g_next, g, valid, found.responsibilities)
         weights = self.tables.weights.sort(1, descending=True).values
-        out = {"c4_effective_K": found.mixture.effective_clusters()}
+        out = {"c4_effective_K": mixture.effective_clusters()}
         out |= {f"c4_cluster_{z}": weights[:, z] for z in range(weights.shape[1])}
         names = ("within_trace", "between_trace", "within_frobenius", "between_frobenius")
         out |= {f"c4_{name}": split[name] for name in names}
@@ -253,3 +255,8 @@ class Clustering:
         if self.memberships is not None:
             out["memberships"] = self.memberships
         return out | {"cluster": self.cluster}
+
+
+def _every(rows: int, most: int) -> slice:
+    """Every n-th of the rows, the least n that leaves no more than `most`."""
+    return slice(None, None, -(-rows // most))

@@ -134,6 +134,18 @@ def automatic_weight(
         return fraction * running[0] / running[1].clamp_min(1e-12)
 
 
+@torch.no_grad()
+def traces(g_next: Tensor, g: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    """tr C / m and tr C / sqrt(tr Sigma' tr Sigma), [...] each, without forming C."""
+    weight, n = _weights(valid, g)
+    x = (g_next - _mean(g_next, weight, n)) * weight
+    y = (g - _mean(g, weight, n)) * weight
+    products = (x * y).sum((-2, -1))
+    spread = (x.square().sum((-2, -1)) * y.square().sum((-2, -1))).sqrt()
+    trace_per_feature = products / (n - 1).clamp_min(1)[..., 0, 0] / g.shape[-1]
+    return trace_per_feature, products / spread.clamp_min(torch.finfo(g.dtype).tiny)
+
+
 def monitor(g_next: Tensor, g: Tensor, valid: Tensor, responsibilities: Tensor | None = None) -> dict[str, Tensor]:
     """What the paper watches of C_hat, each [...]: `trace_per_feature` tr C/m, `normalised_trace`
     tr C / sqrt(tr Sigma' tr Sigma) in [-1, 1] (free of the features' scale), `frobenius` ||C||_F.

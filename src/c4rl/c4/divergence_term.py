@@ -12,7 +12,6 @@ from c4rl.c4.feature_gradients import feature_gradients
 from c4rl.errors import InputError
 from c4rl.networks import Critic, Stack
 from c4rl.plugins import ActorStep
-from c4rl.policies import DeterministicPolicy
 from c4rl.random import Streams
 from c4rl.training.buffer import TransitionBuffer
 
@@ -47,9 +46,8 @@ class DivergenceTerm:
         clustering: "Clustering",
         buffer: TransitionBuffer,
     ) -> None:
-        deterministic = isinstance(algorithm.actor, DeterministicPolicy)
-        check_divergence(config.divergence, deterministic)
-        if config.divergence == "mmd" and not deterministic and config.divergence_samples < 2:
+        check_divergence(config.divergence, deterministic=not algorithm.has_density)
+        if config.divergence == "mmd" and algorithm.has_density and config.divergence_samples < 2:
             raise InputError(f"--divergence-samples: found {config.divergence_samples}, expected 2 or more for mmd")
         self.config, self.clustering, self.buffer = config, clustering, buffer
         self.behaviour = BehaviourModel(

@@ -26,6 +26,15 @@ def feature_gradients(mode: Mode, critic: Critic, state_actions: Tensor, members
     return autograd_gradient(critic, state_actions, members).detach()
 
 
+@torch.no_grad()
+def both_feature_gradients(critic: Critic, state_actions: Tensor) -> tuple[Tensor, Tensor]:
+    """Exact and proxy from one evaluation, without a graph: [R, M, B, s + a] and [R, M, B, width]."""
+    output = critic.at(state_actions)
+    if critic.mlp.layer_norm:
+        return autograd_gradient(critic, state_actions).detach(), output.features
+    return explicit_gradient(critic, output), output.features
+
+
 def online_feature_gradients(mode: Mode, critic: Critic, output: CriticOutput, state_actions: Tensor) -> Tensor:
     """Of rows already evaluated, with a graph into the critic's parameters: [R, M, B, m]."""
     if mode == "proxy":

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from c4rl.c4.cross_covariance import monitor
-from c4rl.c4.feature_gradients import feature_gradients
+from c4rl.c4.cross_covariance import traces
+from c4rl.c4.feature_gradients import both_feature_gradients
 from c4rl.plugins import Plugin
 from c4rl.random import Streams
 from c4rl.training.buffer import TransitionBuffer
@@ -33,12 +33,11 @@ class CrossCovarianceMonitor(Plugin):
     def refresh(self, algorithm: "Algorithm", step: int) -> dict[str, Tensor]:
         assert algorithm.critics is not None
         critic, target = algorithm.critics
-        valid = self.batch.next_valid.unsqueeze(1)
+        exact_next, proxy_next = both_feature_gradients(target, self.batch.next_state_actions)
+        exact, proxy = both_feature_gradients(critic, self.batch.state_actions)
         out = {}
-        for mode in ("exact", "proxy"):
-            g = feature_gradients(mode, critic, self.batch.state_actions)
-            g_next = feature_gradients(mode, target, self.batch.next_state_actions)
-            found = monitor(g_next, g, valid)
-            out[f"cross_covariance_trace_{mode}"] = found["trace_per_feature"].mean(1)
-            out[f"cross_covariance_trace_{mode}_normalised"] = found["normalised_trace"].mean(1)
+        for mode, g_next, g in (("exact", exact_next, exact), ("proxy", proxy_next, proxy)):
+            trace, normalised = traces(g_next, g, self.batch.next_valid.unsqueeze(1))
+            out[f"cross_covariance_trace_{mode}"] = trace.mean(1)
+            out[f"cross_covariance_trace_{mode}_normalised"] = normalised.mean(1)
         return out

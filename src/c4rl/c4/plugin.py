@@ -10,6 +10,7 @@ from torch import Tensor
 from c4rl.c4.clustering import Clustering, ClusteringConfig
 from c4rl.c4.cross_covariance import Estimator, Scale, automatic_weight, penalty
 from c4rl.c4.divergence_term import DivergenceConfig, DivergenceTerm
+from c4rl.c4.divergences import check_divergence
 from c4rl.c4.feature_gradients import feature_gradients, online_feature_gradients
 from c4rl.errors import InputError
 from c4rl.networks import Critic
@@ -67,6 +68,11 @@ class C4(Plugin):
     def __init__(self, config: C4Config) -> None:
         self.config = config
         self.period = config.period
+
+    @classmethod
+    def check(cls, options: C4Config, algorithm: "type[Algorithm]") -> None:
+        if options.divergence_weight:
+            check_divergence(options.divergence, deterministic=not algorithm.has_density)
 
     def attach(self, algorithm: "Algorithm", buffer: TransitionBuffer) -> None:
         config, stack = self.config, algorithm.stack

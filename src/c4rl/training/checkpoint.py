@@ -30,6 +30,7 @@ class Progress:
     clustering_seconds: float = 0.0
     evaluation_seconds: float = 0.0
     run_updates: int = 0
+    dataset_sha256: str = ""
 
 
 def save_checkpoint(path: Path, states: dict[int, RunState], progress: Progress) -> None:

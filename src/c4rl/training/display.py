@@ -38,6 +38,7 @@ class Display:
             self._live = Live(console=console, refresh_per_second=4)
             self._live.start()
             self._draw()
+            self._live.refresh()  # shown at once, however long the first update takes or however soon the last is done
         else:
             console.print(title, highlight=False)
 

@@ -14,6 +14,7 @@ from rich.console import Console
 
 import c4rl
 from c4rl.config import TrainConfig, jsonable
+from c4rl.errors import InputError
 from c4rl.files import write_json
 from c4rl.numpy_policy import NumpyPolicy
 from c4rl.training.buffer import TransitionBuffer
@@ -68,7 +69,7 @@ class Trainer:
             torch.set_num_threads(config.threads)
         self.buffer = TransitionBuffer([(preparation.train, preparation.scaling)], device)
         self.good: dict[int, RunState] = {}  # every run as of the last checkpoint
-        self.progress = Progress()
+        self.progress = Progress(dataset_sha256=preparation.facts["sha256"])
         self.records: list[dict[str, Any]] = []  # evaluations so far
         self.best_policies: dict[int, NumpyPolicy] = {}
         self.evaluate: SimulatorEvaluation | HeldOutEvaluation = (
@@ -216,6 +217,12 @@ class Trainer:
 
     def _restore(self) -> None:
         self.good, self.progress = load_checkpoint(self.directory.checkpoint)
+        began_with, found = self.progress.dataset_sha256, self.preparation.facts["sha256"]
+        if began_with != found:
+            raise InputError(
+                f"{self.config.dataset}: its bytes changed since the job began (sha256 {found[:12]}..., "
+                f"expected {began_with[:12]}...)"
+            )
         self._good_update = self.progress.update
         active = [seed for seed in self.config.seeds if str(seed) not in self.progress.frozen]
         self.lanes = [Lane(self.config, seeds, self.buffer, self.device) for seeds in self._lane_seeds(active)]

@@ -73,17 +73,28 @@ class RunDirectory:
 
     def log(self, update: int, seed: int, values: dict[str, Any]) -> None:
         """One line of metrics.jsonl, and the numbers to TensorBoard."""
-        from torch.utils.tensorboard import SummaryWriter
-
         assert self._metrics is not None
         self._metrics.write(json.dumps({"update": update, "seed": seed, **jsonable(values)}) + "\n")
         self._metrics.flush()
         if seed not in self._writers:
-            folder = self.path / "tensorboard" / f"seed_{seed}"
-            self._writers[seed] = SummaryWriter(str(folder), purge_step=self._purge)
+            self._writers[seed] = self._new_writer(seed)
         for name, value in values.items():
             if isinstance(value, float | int):
                 self._writers[seed].add_scalar(name, value, update)
+
+    def _new_writer(self, seed: int) -> Any:
+        """A file of events that hides what earlier processes logged after the update this one began from.
+
+        TensorBoard reads files in the order of their names, which begin with the second of their making and go on
+        with the process number. A resumed job may begin within that second, or after the clock was set back, so
+        the files of earlier processes are renamed to numbers that come before any time.
+        """
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder = self.path / "tensorboard" / f"seed_{seed}"
+        for number, earlier in enumerate(sorted(folder.glob("events.out.tfevents.*"))):
+            earlier.rename(earlier.with_name(f"events.out.tfevents.{number:010d}"))
+        return SummaryWriter(str(folder), purge_step=self._purge)
 
     def flush(self) -> None:
         """What was logged up to a checkpoint is on the disk before the checkpoint is."""
