@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from c4rl.algorithms.td3_bc import TD3BCConfig
+from c4rl.c4.plugin import C4Config
 from c4rl.config import empty_config
 from c4rl.data.recording import record
 from c4rl.data.tasks import Task, get_task
@@ -24,6 +25,8 @@ from c4rl.training.scoring import load_policy
 TRAJECTORIES = 12  # drawn per panel
 # smaller networks and larger steps than the paper's, so that two minutes suffice to see something learned
 OPTIONS = TD3BCConfig(hidden_layers=2, hidden_width=128, actor_lr=1e-3, critic_lr=1e-3, tau=0.01, alpha=5.0)
+
+C4 = C4Config(lambda_="auto")  # rewards of at most 1 make small TD losses: a weight in proportion to them
 
 
 def demo(
@@ -61,6 +64,7 @@ def demo(
             "td3_bc",
             plugins,
             options=OPTIONS,
+            plugin_options=(C4,) if plugins == ("c4",) else (),
             dataset=data,
             task=chosen.name,
             output=job,

@@ -28,7 +28,7 @@ class ClusterSampler:
         components: Sequence[int],
         *,
         drop_small: bool = False,
-        pool_size: int = 50_000,
+        pool_size: int = 40_000,
         device: torch.device | str = "cpu",
     ) -> None:
         """components: K of each run. drop_small: clusters of fewer than max(256, N // max(K, 10)) rows get weight 0,

@@ -39,7 +39,7 @@ class ClusteringConfig:
     """EM steps per fit; the first fit and cold ones take ten."""
     directions: int | None = 16
     """Proxy mode: principal directions of g' and of g each, on which the mixture is fitted; None: all."""
-    pool: int = 50_000
+    pool: int = 40_000
     """Rows per fit; larger data are walked through pool by pool."""
     initial_clusters: Literal["gradients", "state_action"] = "gradients"
     """The first clusters, before the critic has learnt anything: as all later ones, or (authors' release) of [s, a],
