@@ -42,11 +42,9 @@ class ClusteringConfig:
     pool: int = 40_000
     """Rows per fit; larger data are walked through pool by pool."""
     initial_clusters: Literal["gradients", "state_action"] = "gradients"
-    """The first clusters, before the critic has learnt anything: as all later ones, or (authors' release) of [s, a],
-    drawn from equally often."""
+    """The first clusters: as all later ones, or (authors' release) of [s, a], drawn from equally often."""
     trajectory_tails: bool = False
-    """Authors' release: a cluster also holds what follows its last member in every trajectory that it touches; needs
-    --sampler hard."""
+    """Authors' release: a cluster also holds what follows its last member in a trajectory; needs --sampler hard."""
     drop_small: bool = False
     """Authors' release: clusters below max(256, N // max(K, 10)) rows are not drawn from."""
     next_features: Literal["target", "online"] = "target"

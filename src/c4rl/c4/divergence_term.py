@@ -29,8 +29,7 @@ class DivergenceConfig:
     divergence_against: Literal["cluster", "mixture"] = "cluster"
     """Behaviour model: the batch's own cluster (the paper's per-cluster objective), or the mixture of all."""
     divergence_gate: float | None = None
-    """Quantile q: the term acts only where (s, π(s)) is less likely under the mixture of g than all but a share q of
-    the data; None: everywhere."""
+    """Act only where (s, π(s)) is less likely, by the mixture of g, than this share of the data; None: everywhere."""
     divergence_alpha: float = 0.5
     """Order of the Renyi divergence."""
     divergence_samples: int = 4

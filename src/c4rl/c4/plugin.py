@@ -26,8 +26,7 @@ class C4Config(ClusteringConfig, DivergenceConfig):
     lambda_: Annotated[float | Literal["auto"], tyro.conf.arg(name="lambda")] = 0.3
     """Weight of the cross-covariance penalty; auto holds it at --lambda-fraction of the TD loss."""
     lambda_fraction: float = 0.1
-    """With --lambda auto: the size of lambda R against the TD loss. At 1, the paper's "same order", the weight outgrows
-    the shrinking penalty until the critic's features vanish (docs/c4.md)."""
+    """With --lambda auto: the size of lambda R against the TD loss; large ones crush the critic (docs/c4.md)."""
     beta: float = 1.0
     """Weight of (tr C)^2 beside ||C||_F^2."""
     estimator: Estimator = "plugin"
