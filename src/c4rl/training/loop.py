@@ -2,6 +2,7 @@
 
 import platform
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -243,7 +244,9 @@ class Trainer:
                 raise KeyboardInterrupt
             self._stop = "interrupted" if number == signal.SIGINT else "terminated"
 
-        previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+        # Python lets the main thread alone handle signals; a job run from another one is its caller's to stop
+        numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+        previous = {number: signal.signal(number, note) for number in numbers}
         try:
             yield
         finally:
