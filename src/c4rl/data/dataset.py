@@ -12,7 +12,7 @@ class Dataset:
     """N transitions in logged order; the rows of a trajectory are contiguous. Arrays are read-only.
 
     Actions are in the units they were logged in; `action_low` and `action_high` bound them. Terminal rows stay in the
-    data; like the last row of every trajectory they have no valid next action.
+    data; they have no valid next action, nor (but where the file shows one) has the last row of a trajectory.
     """
 
     observations: Array  # [N, s] float32

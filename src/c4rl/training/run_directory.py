@@ -100,6 +100,8 @@ class RunDirectory:
         """What was logged up to a checkpoint is on the disk before the checkpoint is."""
         for writer in self._writers.values():
             writer.flush()
+        if self._metrics is not None:
+            os.fsync(self._metrics.fileno())
 
     def close(self) -> None:
         for writer in self._writers.values():
