@@ -6,6 +6,7 @@ import math
 import types
 from contextlib import suppress
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -17,6 +18,7 @@ from c4rl.errors import InputError
 from c4rl.registry import PLUGINS, algorithm_class, plugin_names
 
 CONFIG_VERSION = 1
+PUBLISHED = "published"  # the preset of an algorithm's own publication
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class TrainConfig:
     """Train R runs, one per seed, of one algorithm on one dataset."""
 
     algorithm: str
-    """bc, td3_bc or cql."""
+    """bc, td3_bc, cql, iql, doge, tsrl, bppo, a2pr or sorl."""
     dataset: Path
     """npz, D4RL hdf5, or a local Minari dataset (its folder, or minari:ID)."""
     task: str
@@ -32,7 +34,8 @@ class TrainConfig:
     output: Path
     """Folder of this job; must not exist."""
     preset: str = NO_PRESET
-    """The defaults of the other flags: paper, authors or authors-fixed; flags given beside it win."""
+    """The defaults of the other flags: published (the algorithm's own publication), paper, authors or authors-fixed;
+    flags given beside it win."""
     plugins: tuple[str, ...] = ("none",)
     """none, or any of c4 and layer_norm."""
     seeds: tuple[int, ...] = (0,)
@@ -92,7 +95,8 @@ class TrainConfig:
             if not holds:
                 raise InputError(f"--{flag}: found {found}, expected {expected}")
 
-        require("preset", self.preset in (NO_PRESET, *PRESETS), f"'{self.preset}'", f"one of {', '.join(PRESETS)}")
+        presets = (PUBLISHED, *PRESETS)
+        require("preset", self.preset in (NO_PRESET, *presets), f"'{self.preset}'", f"one of {', '.join(presets)}")
         require("seeds", len(self.seeds) > 0, "none", "at least one")
         require("seeds", len(set(self.seeds)) == len(self.seeds), list(self.seeds), "each seed once")
         require("seeds", all(seed >= 0 for seed in self.seeds), list(self.seeds), "seeds of 0 or more")
@@ -120,6 +124,7 @@ class TrainConfig:
         require("hidden-layers", options.hidden_layers > 0, options.hidden_layers, "1 or more")
         require("hidden-width", options.hidden_width > 0, options.hidden_width, "1 or more")
         require("actor-lr", options.actor_lr > 0, options.actor_lr, "a positive number")
+        algorithm_class(self.algorithm).check(options, self.task)
 
 
 def empty_config(algorithm: str, plugins: tuple[str, ...], **values: Any) -> TrainConfig:
@@ -132,8 +137,32 @@ def empty_config(algorithm: str, plugins: tuple[str, ...], **values: Any) -> Tra
     )
 
 
+def published_fields(algorithm: str, plugins: tuple[str, ...], task: str) -> dict[str, Any]:
+    """The fields of TrainConfig that --preset published gives: the settings of the algorithm's own publication."""
+    kind = algorithm_class(algorithm)
+    matching = [p for p in kind.published if any(fnmatch(task, pattern) for pattern in p.tasks)]
+    if not matching:
+        known = ", ".join(dict.fromkeys(pattern for p in kind.published for pattern in p.tasks)) or "none"
+        raise InputError(f"--preset {PUBLISHED}: '{algorithm}' has no settings for '{task}', expected one of: {known}")
+    options: dict[str, Any] = {}
+    training: dict[str, Any] = {}
+    for published in matching:  # later ones win
+        options |= published.options
+        training |= published.training
+    chosen = plugin_names(plugins, algorithm)
+    return {
+        "preset": PUBLISHED,
+        "plugins": chosen or ("none",),
+        "options": kind.config_type(**options),
+        "plugin_options": tuple(PLUGINS[name][0]() for name in chosen),
+        **training,
+    }
+
+
 def preset_fields(name: str, algorithm: str, plugins: tuple[str, ...] | None, task: str) -> dict[str, Any]:
     """The fields of TrainConfig that a preset gives; plugins: those to be used instead of the preset's own."""
+    if name == PUBLISHED:
+        return published_fields(algorithm, plugins or ("none",), task)
     chosen = preset(name, algorithm, task)
     names = plugin_names(plugins if plugins is not None else chosen.plugins, algorithm)
     return {

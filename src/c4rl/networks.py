@@ -26,6 +26,7 @@ class Stack(NamedTuple):
     action_dim: int
     device: torch.device
     dtype: torch.dtype = torch.float32
+    updates: int = 1  # critic updates of the whole job: the horizon of schedules
 
     @property
     def runs(self) -> int:

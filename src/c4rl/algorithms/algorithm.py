@@ -2,8 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +12,30 @@ from c4rl.networks import Critic, Stack
 from c4rl.plugins import Plugins, module_state
 from c4rl.policies import Policy
 from c4rl.random import Streams
-from c4rl.training.buffer import Batch
+from c4rl.training.buffer import Batch, TransitionBuffer
 from c4rl.training.optimizer import FlatAdam
 
 Metrics = dict[str, Tensor]  # [R] each
+
+
+class Stage(NamedTuple):
+    """A stretch of updates of one kind; most algorithms have one stage."""
+
+    name: str
+    updates: int
+    batch_size: int
+    plugged: bool = True  # plug-ins choose the rows, add their terms and are refreshed
+    evaluated: bool = True  # there is a policy worth looking at
+
+
+@dataclass(frozen=True)
+class Published:
+    """Settings from an algorithm's own publication for the tasks whose names match."""
+
+    tasks: tuple[str, ...]  # patterns, as "antmaze-*"
+    source: str
+    options: dict[str, Any]  # of the algorithm
+    training: dict[str, Any] = field(default_factory=dict)  # fields of TrainConfig
 
 
 @dataclass(frozen=True)
@@ -55,21 +75,64 @@ class Algorithm(ABC):
     has_critic: ClassVar[bool] = True
     has_density: ClassVar[bool] = True  # whether the policy is a distribution with log-probabilities
     runs_together_on_cpu: ClassVar[int] = 8  # as many runs as one launch serves best there
+    published: ClassVar[tuple[Published, ...]] = ()  # for --preset published; where several match, later ones win
     actor: Policy
     discount: float = 0.99
 
-    def __init__(self, stack: Stack, streams: Streams, plugins: Plugins) -> None:
+    def __init__(self, config: Any, stack: Stack, streams: Streams, plugins: Plugins) -> None:
         self.stack, self.streams, self.plugins = stack, streams, plugins
+        self.stages = self.plan(config, stack.updates)
         self.networks: dict[str, nn.Module] = {}
         self.optimizers: dict[str, FlatAdam] = {}
+
+    @classmethod
+    def check(cls, config: Any, task: str) -> None:
+        """Refuse options that make no sense, before any work is done."""
+
+    @classmethod
+    def plan(cls, config: Any, updates: int) -> tuple[Stage, ...]:
+        """The stages of a job of `updates` critic updates, in order; updates are numbered through all of them."""
+        return (Stage("training", updates, config.batch_size),)
+
+    def attach(self, buffer: TransitionBuffer) -> None:  # noqa: B027 - most need batches alone
+        """Called once, before the first update, for algorithms that look at more than batches."""
 
     @abstractmethod
     def update(self, batch: Batch, step: int) -> Metrics:
         """Update number `step` (from 1) on one batch."""
 
+    def between(self, step: int) -> Metrics:
+        """After update `step` and outside of any captured graph: what a stage's end or a period calls for.
+
+        Writes in place into tensors of `state()`. Returns what is to be logged.
+        """
+        return {}
+
+    def stage_at(self, step: int) -> tuple[int, int]:
+        """Update `step` (from 1) -> which stage, and which update of it (from 1). Beyond the end: the last stage."""
+        for index, stage in enumerate(self.stages[:-1]):
+            if step <= stage.updates:
+                return index, step
+            step -= stage.updates
+        return len(self.stages) - 1, step
+
     def phase(self, step: int) -> Hashable:
         """Updates of equal phase run the same operations (so that one captured graph serves them all)."""
-        return None
+        return self.stage_at(step)[0]
+
+    def asks_environment(self, step: int) -> bool:
+        """Whether update `step` is followed by episodes in the simulator whose scores the algorithm decides by."""
+        return False
+
+    def told(self, scores: Tensor) -> None:  # noqa: B027 - most never ask
+        """The mean score of every run's policy [R], where `asks_environment`."""
+
+    def policy_layers(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Weights [R, in, out] and biases [R, out] of the MLP f whose tanh(f(s)) is the evaluation policy."""
+        mlp, a = self.actor.mlp, self.stack.action_dim
+        weights, biases = [w[:, 0] for w in mlp.weights], [b[:, 0] for b in mlp.biases]
+        weights[-1], biases[-1] = weights[-1][..., :a], biases[-1][..., :a]  # of a Gaussian: the mean alone
+        return weights, biases
 
     @property
     def critics(self) -> tuple[Critic, Critic] | None:

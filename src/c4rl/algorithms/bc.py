@@ -25,7 +25,7 @@ class BC(Algorithm):
     has_critic = False
 
     def __init__(self, config: BCConfig, stack: Stack, streams: Streams, plugins: Plugins) -> None:
-        super().__init__(stack, streams, plugins)
+        super().__init__(config, stack, streams, plugins)
         self.config = config
         kind = DeterministicPolicy if config.loss == "mse" else GaussianPolicy
         self.actor = kind(stack, "actor", config.hidden)

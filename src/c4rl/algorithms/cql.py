@@ -71,7 +71,7 @@ class CQL(Algorithm):
     runs_together_on_cpu = 1  # 31 actions per state fill the cache: stacked runs were 1.3x slower
 
     def __init__(self, config: CQLConfig, stack: Stack, streams: Streams, plugins: Plugins) -> None:
-        super().__init__(stack, streams, plugins)
+        super().__init__(config, stack, streams, plugins)
         self.config, self.discount = config, config.discount
         self.actor = GaussianPolicy(stack, "actor", config.hidden, config.policy_log_std)
         self.critic = Critic(

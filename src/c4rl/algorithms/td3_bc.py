@@ -35,7 +35,7 @@ class TD3BC(Algorithm):
     has_density = False
 
     def __init__(self, config: TD3BCConfig, stack: Stack, streams: Streams, plugins: Plugins) -> None:
-        super().__init__(stack, streams, plugins)
+        super().__init__(config, stack, streams, plugins)
         self.config, self.discount = config, config.discount
         self.actor = DeterministicPolicy(stack, "actor", config.hidden)
         self.critic = Critic(stack, "critic", config.hidden, layer_norm=plugins.critic_layer_norm)

@@ -42,9 +42,9 @@ class Display:
         else:
             console.print(title, highlight=False)
 
-    def advance(self, update: int) -> None:
+    def advance(self, update: int, stage: str = "updates") -> None:
         if self._live is not None:
-            self._bar.update(self._task, completed=update, speed=f"{self._speed(update):,.1f}/s")
+            self._bar.update(self._task, description=stage, completed=update, speed=f"{self._speed(update):,.1f}/s")
 
     def metrics(self, update: int, per_seed: dict[int, dict[str, float]]) -> None:
         for seed, values in per_seed.items():

@@ -13,7 +13,7 @@ from c4rl.numpy_policy import NumpyPolicy
 from c4rl.plugins import Plugins
 from c4rl.random import Streams
 from c4rl.registry import PLUGINS, algorithm_class, plugin_names
-from c4rl.training.buffer import Batch, Scaling, TransitionBuffer
+from c4rl.training.buffer import Batch, Scaling, TransitionBuffer, UniformSampler
 from c4rl.training.cuda_graph import GraphedUpdates
 
 RunState = dict[str, Tensor]  # one run's tensors, without the run axis, on the CPU
@@ -52,15 +52,17 @@ class Lane:
             chosen.append(CrossCovarianceMonitor())
         self.plugins = Plugins(chosen)
         observation_dim, action_dim = buffer.widths
-        stack = Stack(tuple(seeds), observation_dim, action_dim, device, dtype)
+        stack = Stack(tuple(seeds), observation_dim, action_dim, device, dtype, config.updates)
         self.algorithm: Algorithm = _maker(algorithm_class(config.algorithm))(
             config.options, stack, self.streams, self.plugins
         )
+        self.algorithm.attach(self.buffer)
         for plugin in self.plugins.all:
             plugin.attach(self.algorithm, self.buffer)
-        self.sampler = self.plugins.sampler(self.buffer)
-        self.metric_names: list[str] = []
-        self.metric_sums = torch.zeros(0, device=device, dtype=dtype)
+        self.sampler, self.uniform_sampler = self.plugins.sampler(self.buffer), UniformSampler(self.buffer)
+        self.stage = 0  # of the last update
+        # names and sums since the last reading of each stage's metrics; a captured graph adds to its stage's sums
+        self._metrics: dict[int, tuple[list[str], Tensor]] = {}
         self.metric_count = 0
         self.failed_at = torch.full((len(seeds),), -1, dtype=torch.int64, device=device)  # first non-finite update
         self._next = -1  # the update that the device's step counter is ready for
@@ -71,6 +73,7 @@ class Lane:
         if step != self._next:
             self.step.fill_(step - 1)
         self._next = step + 1
+        self.stage = self.algorithm.stage_at(step)[0]
         if self._graphed is not None:
             self._graphed(step, self.algorithm.phase(step))
         else:
@@ -80,15 +83,17 @@ class Lane:
     def _update(self, step: int) -> None:
         """All of an update that runs on the device."""
         self.step.add_(1)
-        batch: Batch = self.buffer.gather(self.sampler.rows(self.streams, self.config.options.batch_size))
+        stage = self.algorithm.stages[self.stage]
+        sampler = self.sampler if stage.plugged else self.uniform_sampler
+        batch: Batch = self.buffer.gather(sampler.rows(self.streams, stage.batch_size))
         metrics = self.algorithm.update(batch, step)
-        for plugin in self.plugins.all:
+        for plugin in self.plugins.all if stage.plugged else ():
             metrics |= plugin.metrics()
-        if not self.metric_names:
-            self.metric_names = sorted(metrics)
-            self.metric_sums = torch.zeros_like(torch.stack(list(metrics.values())))
-        values = torch.stack([metrics[name] for name in self.metric_names])  # [metrics, R]
-        self.metric_sums += values
+        if self.stage not in self._metrics:
+            self._metrics[self.stage] = sorted(metrics), torch.zeros_like(torch.stack(list(metrics.values())))
+        names, sums = self._metrics[self.stage]
+        values = torch.stack([metrics[name] for name in names])  # [metrics, R]
+        sums += values
         self._note_failures(values)
 
     def _note_failures(self, values: Tensor) -> None:
@@ -97,23 +102,26 @@ class Lane:
         self.failed_at.copy_(torch.where(bad, self.step, self.failed_at))
 
     def refresh(self, step: int) -> dict[int, dict[str, float]]:
-        """What plug-ins do between updates; per seed, what they report."""
-        reports: dict[int, dict[str, float]] = {seed: {} for seed in self.seeds}
-        for plugin in self.plugins.all:
+        """What the algorithm and its plug-ins do between updates; per seed, what they report."""
+        found = self.algorithm.between(step)
+        for plugin in self.plugins.all if self.algorithm.stages[self.stage].plugged else ():
             if plugin.period is not None and step % plugin.period == 0:
-                for name, values in plugin.refresh(self.algorithm, step).items():
-                    for seed, value in zip(self.seeds, values.tolist(), strict=True):
-                        reports[seed][name] = value
-        return {seed: report for seed, report in reports.items() if report}
+                found |= plugin.refresh(self.algorithm, step)
+        if not found:
+            return {}
+        per_run = torch.stack(list(found.values())).T.tolist()
+        return {seed: dict(zip(found, run, strict=True)) for seed, run in zip(self.seeds, per_run, strict=True)}
+
+    def ends_stage(self, step: int) -> bool:
+        return self.algorithm.stage_at(step)[0] != self.algorithm.stage_at(step + 1)[0]
 
     def read_metrics(self) -> dict[int, dict[str, float]]:
         """Means since the last reading, per seed; starts anew."""
-        means = (self.metric_sums / max(self.metric_count, 1)).T.tolist()
-        self.metric_sums.zero_()
+        names, sums = self._metrics[self.stage]
+        means = (sums / max(self.metric_count, 1)).T.tolist()
+        sums.zero_()
         self.metric_count = 0
-        return {
-            seed: dict(zip(self.metric_names, run, strict=True)) for seed, run in zip(self.seeds, means, strict=True)
-        }
+        return {seed: dict(zip(names, run, strict=True)) for seed, run in zip(self.seeds, means, strict=True)}
 
     def failures(self) -> dict[int, tuple[int, str]]:
         """Seeds that cannot go on -> the update at which it showed, and what it was."""
@@ -135,8 +143,9 @@ class Lane:
 
     def run_states(self) -> dict[int, RunState]:
         """A copy per seed."""
-        metrics = {METRICS + name: sums for name, sums in zip(self.metric_names, self.metric_sums, strict=True)}
-        metrics[f"{METRICS}count"] = torch.tensor(self.metric_count)
+        names, sums = self._metrics.get(self.stage, ([], ()))
+        metrics = {METRICS + name: tensor for name, tensor in zip(names, sums, strict=True)}
+        metrics |= {f"{METRICS}count": torch.tensor(self.metric_count), f"{METRICS}stage": torch.tensor(self.stage)}
         host = {name: tensor.detach().cpu() for name, tensor in (self.live_state() | metrics).items()}
         return {
             seed: {name: (tensor[run] if tensor.dim() else tensor).clone() for name, tensor in host.items()}
@@ -149,23 +158,21 @@ class Lane:
             runs = [states[seed][name] for seed in self.seeds]
             tensor.copy_(torch.stack(runs) if tensor.dim() else runs[0])
         first = states[self.seeds[0]]
-        self.metric_count = int(first[f"{METRICS}count"])
-        self.metric_names = sorted(n.removeprefix(METRICS) for n in first if n.startswith(METRICS))
-        self.metric_names.remove("count")
-        # a run stopped before its first line of metrics has none
-        sums = [[states[seed].get(METRICS + name, 0.0) for seed in self.seeds] for name in self.metric_names]
-        self.metric_sums = torch.tensor(sums, dtype=self.metric_sums.dtype, device=self.device)
+        self.metric_count, self.stage = int(first[f"{METRICS}count"]), int(first[f"{METRICS}stage"])
+        names = sorted({n.removeprefix(METRICS) for n in first if n.startswith(METRICS)} - {"count", "stage"})
+        if names:  # a run stopped before its first update has none
+            sums = [[states[seed].get(METRICS + name, 0.0) for seed in self.seeds] for name in names]
+            self._metrics[self.stage] = names, torch.tensor(sums, dtype=self.streams.dtype, device=self.device)
 
     def policies(self, scaling: Scaling) -> dict[int, NumpyPolicy]:
         """The evaluation policy of every seed, with normaliser and bounds inside."""
-        mlp, a = self.algorithm.actor.mlp, self.buffer.widths[1]
-        weights = [w.detach().float().cpu().numpy() for w in mlp.weights]  # [R, 1, in, out]
-        biases = [b.detach().float().cpu().numpy() for b in mlp.biases]
-        weights[-1], biases[-1] = weights[-1][..., :a], biases[-1][..., :a]  # of a Gaussian: the mean alone
+        weights, biases = (
+            [t.detach().float().cpu().numpy() for t in tensors] for tensors in self.algorithm.policy_layers()
+        )
         return {
             seed: NumpyPolicy(
-                weights=tuple(w[run, 0].copy() for w in weights),
-                biases=tuple(b[run, 0].copy() for b in biases),
+                weights=tuple(w[run].copy() for w in weights),
+                biases=tuple(b[run].copy() for b in biases),
                 observation_mean=scaling.observation_mean,
                 observation_std=scaling.observation_std,
                 action_low=scaling.action_low,

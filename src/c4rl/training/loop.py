@@ -18,6 +18,7 @@ from c4rl.config import TrainConfig, jsonable
 from c4rl.errors import InputError
 from c4rl.files import write_json
 from c4rl.numpy_policy import NumpyPolicy
+from c4rl.registry import algorithm_class
 from c4rl.training.buffer import TransitionBuffer
 from c4rl.training.checkpoint import (
     Progress,
@@ -85,6 +86,8 @@ class Trainer:
             if resumed:
                 directory.rewind(0)
             self._save(0)
+        plan = algorithm_class(config.algorithm).plan(config.options, config.updates)
+        self.total = sum(stage.updates for stage in plan)  # updates of all stages
         self.console = console
         self._stop: str | None = None
 
@@ -96,10 +99,10 @@ class Trainer:
         plugins = "" if config.plugins == ("none",) else " + " + " + ".join(config.plugins)
         rows = f"{len(self.preparation.train):,} rows"
         title = f"{config.algorithm}{plugins} on {config.task}, {rows}, {self.device.type}"
-        self.display = Display(title, list(config.seeds), config.updates, self.progress.update, self.console)
+        self.display = Display(title, list(config.seeds), self.total, self.progress.update, self.console)
         try:
             with self._graceful_interruption():
-                while self.progress.update < config.updates and self.lanes:
+                while self.progress.update < self.total and self.lanes:
                     self._one_update()
             summary = self._summary()
             write_json(self.directory.path / "summary.json", jsonable(summary))
@@ -123,27 +126,32 @@ class Trainer:
         for lane in self.lanes:
             for seed, report in lane.refresh(step).items():
                 self.directory.log(step, seed, report)
+            if lane.algorithm.asks_environment(step):
+                self._ask_environment(lane)
         ended = time.monotonic()
         self.progress.clustering_seconds += ended - refreshed
         self.progress.training_seconds += ended - began
 
         stop = self._stop  # read once: a request that comes during an evaluation is the next update's
-        logs = step % config.log_every == 0
-        evaluates = step % config.eval_every == 0 or step == config.updates
-        checkpoints = step % config.checkpoint_every == 0 or step == config.updates or stop is not None
+        algorithm = self.lanes[0].algorithm
+        stage, last = algorithm.stages[self.lanes[0].stage], step == self.total
+        ends_stage = last or self.lanes[0].ends_stage(step)
+        logs = step % config.log_every == 0 or (ends_stage and not last)
+        evaluates = last or (stage.evaluated and (step % config.eval_every == 0 or ends_stage))
+        checkpoints = step % config.checkpoint_every == 0 or ends_stage or stop is not None
         if logs or evaluates or checkpoints:
             self._freeze_failed()
-        ended = step == config.updates or not self.lanes
+        ended = last or not self.lanes
         if logs:
             self._log(step)
         if evaluates or ended:
             self._evaluate(step)
         if checkpoints or ended:
             self._save(step)
-        self.display.advance(step)
+        self.display.advance(step, stage.name if len(algorithm.stages) > 1 else "updates")
         if stop is not None and not ended:
             raise Interrupted(
-                f"{stop}: saved at update {step:,} of {config.updates:,}; "
+                f"{stop}: saved at update {step:,} of {self.total:,}; "
                 f"continue with: c4rl train --resume {self.directory.path}"
             )
 
@@ -173,6 +181,11 @@ class Trainer:
             save_policies(self.directory.policy("best"), self.best_policies, best)
         self.progress.evaluation_seconds += time.monotonic() - began
         self.display.evaluation(step, per_seed)
+
+    def _ask_environment(self, lane: Lane) -> None:
+        """The algorithm decides by scores of the simulator (and said so in its options)."""
+        scores = self.evaluate([lane], lane.policies(self.preparation.scaling))
+        lane.algorithm.told(torch.tensor([scores[seed]["score"] for seed in lane.seeds], device=self.device))
 
     def _every_lane(self) -> list[Lane]:
         """The lanes, and one for each run that was stopped early, as of its last good state."""

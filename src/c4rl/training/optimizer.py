@@ -4,6 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
+BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
+
 
 def flatten_parameters(module: nn.Module) -> Tensor:
     """Move the module's parameters, in order, into one contiguous tensor and return it; they become views of it."""
@@ -19,22 +21,39 @@ def views_like(flat: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
     return [piece.view(p.shape) for piece, p in zip(pieces, parameters, strict=True)]
 
 
-class FlatAdam:
-    """Adam on one module of a stack. `step(loss)` takes the loss summed over runs."""
+def _per_run(values: Tensor, like: Tensor) -> Tensor:
+    """[R] -> [R, 1, ...], to go beside a parameter [R, ...]."""
+    return values.view(-1, *(1,) * (like.dim() - 1))
 
-    def __init__(self, module: nn.Module, lr: float) -> None:
-        self.lr = lr
+
+class FlatAdam:
+    """Adam on one module of a stack. `step(loss)` takes the loss summed over runs.
+
+    lr: one step size, or one per run [R]. clip_norm: each run's gradient is shortened to at most this length.
+    """
+
+    def __init__(self, module: nn.Module, lr: float | Tensor, *, clip_norm: float | None = None) -> None:
+        self.lr, self.clip_norm = lr, clip_norm
         self.flat = flatten_parameters(module)
         self.names = [name for name, _ in module.named_parameters()]
         self.parameters = list(module.parameters())
         self.gradient, self.first, self.second = (torch.zeros_like(self.flat) for _ in range(3))
         self.count = torch.zeros((), dtype=torch.float32, device=self.flat.device)
         self._gradient_views = views_like(self.gradient, self.parameters)
+        if isinstance(lr, Tensor):  # of every parameter
+            self._flat_lr = torch.cat([_per_run(lr, p).expand_as(p).reshape(-1) for p in self.parameters])
 
-    def step(self, loss: Tensor) -> None:
-        gradients = torch.autograd.grad(loss, self.parameters)
-        for view, gradient in zip(self._gradient_views, gradients, strict=True):
-            view.copy_(gradient)
+    def step(self, loss: Tensor, factor: Tensor | float = 1.0) -> None:
+        """factor: of the step size, for schedules; a scalar tensor (a captured graph would keep a number)."""
+        torch._foreach_copy_(self._gradient_views, torch.autograd.grad(loss, self.parameters))
+        if self.clip_norm is not None:
+            self._clip(self.clip_norm)
+        if isinstance(self.lr, Tensor):
+            self._step_per_run(self._flat_lr * factor)
+        else:
+            self._step_alike(self.lr * factor)
+
+    def _step_alike(self, lr: float | Tensor) -> None:
         adam(
             [self.flat],
             [self.gradient],
@@ -44,13 +63,30 @@ class FlatAdam:
             [self.count],
             fused=True,
             amsgrad=False,
-            beta1=0.9,
-            beta2=0.999,
-            lr=self.lr,
+            beta1=BETA_1,
+            beta2=BETA_2,
+            lr=lr,
             weight_decay=0.0,
-            eps=1e-8,
+            eps=EPSILON,
             maximize=False,
         )
+
+    def _step_per_run(self, lr: Tensor) -> None:
+        """The same written out: PyTorch's takes one step size for all."""
+        self.count += 1
+        self.first.lerp_(self.gradient, 1 - BETA_1)
+        self.second.mul_(BETA_2).addcmul_(self.gradient, self.gradient, value=1 - BETA_2)
+        count = self.count.double()
+        first = self.first / (1 - BETA_1**count).to(self.flat.dtype)
+        scale = (self.second / (1 - BETA_2**count).to(self.flat.dtype)).sqrt_().add_(EPSILON)
+        self.flat.addcmul_(lr, first.div_(scale), value=-1)
+
+    def _clip(self, most: float) -> None:
+        squares = [g.flatten(1).square().sum(1) for g in self._gradient_views]
+        norm = torch.stack(squares).sum(0).sqrt()  # [R]
+        shrink = (most / (norm + 1e-6)).clamp(max=1.0)
+        for gradient in self._gradient_views:
+            gradient.mul_(_per_run(shrink, gradient))
 
     def state(self) -> dict[str, Tensor]:
         """Both moments, shaped like the parameters (so that runs can be cut out), and the shared step count."""
