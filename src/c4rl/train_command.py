@@ -66,8 +66,8 @@ TRAIN_HELP = (
     "Train runs of an algorithm on a dataset. --algorithm and --plugins decide which further flags there are: "
     "`c4rl train --algorithm cql --plugins layer_norm --help` shows them. --preset paper, authors or authors-fixed "
     "sets them as the C4 paper or its authors' code does, "
-    "--preset published as the algorithm's own publication does (flags given beside it win). --config FILE repeats a job with "
-    "the config.json it stored (flags given beside it win); --resume DIR continues an interrupted one."
+    "--preset published as the algorithm's own publication does (flags given beside it win). --config FILE repeats a "
+    "job with the config.json it stored (flags given beside it win); --resume DIR continues an interrupted one."
 )
 
 
