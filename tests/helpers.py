@@ -14,6 +14,8 @@ from c4rl.training.buffer import Scaling, TransitionBuffer
 from c4rl.training.lane import Lane
 
 CPU = torch.device("cpu")
+# what makes an algorithm small: narrow networks of its own, stages so short that nine updates pass through all of them
+SMALL: dict[str, dict[str, Any]] = {}
 
 
 def small_config(
@@ -21,6 +23,7 @@ def small_config(
 ) -> TrainConfig:
     """Two hidden layers of 16 and batches of 32: the same code, in milliseconds."""
     option_type = ALGORITHMS[algorithm].config_type
+    values = SMALL.get(algorithm, {}) | values
     names = set(option_type.__dataclass_fields__)
     options = option_type(
         **{"hidden_layers": 2, "hidden_width": 16, "batch_size": 32}

@@ -57,7 +57,7 @@ class TestEveryAlgorithmWithEveryPlugin:
     def test_updates_change_every_trained_parameter_and_losses_are_finite(self, algorithm, plugins) -> None:
         lane = make_lane(config_of(algorithm, plugins))
         before = {name: tensor.clone() for name, tensor in lane.live_state().items()}
-        advance(lane, 4)
+        advance(lane, 9)
         moved = {k for k, v in lane.live_state().items() if not torch.equal(v, before[k])}
         trained = {
             f"{key}/{name}"
@@ -72,7 +72,7 @@ class TestEveryAlgorithmWithEveryPlugin:
     def test_targets_only_move_by_polyak(self, algorithm, plugins) -> None:
         lane = make_lane(config_of(algorithm, plugins, **({"tau": 0.0} if ALGORITHMS[algorithm].has_critic else {})))
         before = {n: t.clone() for n, t in lane.live_state().items() if n.startswith("target_")}
-        advance(lane, 4)
+        advance(lane, 9)
         after = lane.live_state()
         assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
 

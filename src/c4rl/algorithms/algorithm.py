@@ -94,7 +94,7 @@ class Algorithm(ABC):
         """The stages of a job of `updates` critic updates, in order; updates are numbered through all of them."""
         return (Stage("training", updates, config.batch_size),)
 
-    def attach(self, buffer: TransitionBuffer) -> None:  # noqa: B027 - most need batches alone
+    def attach(self, buffer: TransitionBuffer) -> None:
         """Called once, before the first update, for algorithms that look at more than batches."""
 
     @abstractmethod
@@ -124,7 +124,7 @@ class Algorithm(ABC):
         """Whether update `step` is followed by episodes in the simulator whose scores the algorithm decides by."""
         return False
 
-    def told(self, scores: Tensor) -> None:  # noqa: B027 - most never ask
+    def told(self, scores: Tensor) -> None:
         """The mean score of every run's policy [R], where `asks_environment`."""
 
     def policy_layers(self) -> tuple[list[Tensor], list[Tensor]]:
