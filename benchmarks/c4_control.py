@@ -28,8 +28,9 @@ from c4rl.files import write_json
 from c4rl.random import Streams
 from c4rl.theory.total_covariance import total_covariance
 from c4rl.training.lane import Lane
-from c4rl.training.loop import resume, train, versions
+from c4rl.training.loop import resume, train
 from c4rl.training.restoring import restore
+from c4rl.training.summary import versions
 
 # mode -> what it changes in C4's options; None: no plug-in, the monitor alone
 MODES: dict[str, dict[str, Any] | None] = {

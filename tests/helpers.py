@@ -15,7 +15,27 @@ from c4rl.training.lane import Lane
 
 CPU = torch.device("cpu")
 # what makes an algorithm small: narrow networks of its own, stages so short that nine updates pass through all of them
-SMALL: dict[str, dict[str, Any]] = {}
+SMALL: dict[str, dict[str, Any]] = {
+    "doge": {"distance_updates": 5},
+    "tsrl": {
+        "dynamics_updates": 5,
+        "dynamics_batch_size": 32,
+        "encoder_ode_from": 2,
+        "encoder_widths": (16, 8),
+        "field_widths": (16, 16),
+    },
+    "bppo": {
+        "updates": 3,
+        "value_updates": 2,
+        "cloning_updates": 2,
+        "improvement_updates": 2,
+        "value_layers": 2,
+        "value_width": 16,
+    },
+    "a2pr": {"actor_layers": 2, "vae_width": 16},
+    "sorl": {"style_rounds": 2, "style_steps": 2, "style_batch_size": 32, "style_layers": 1, "style_width": 16},
+}
+SMALL_PLUGINS: dict[str, dict[str, Any]] = {"sorl": SMALL["sorl"]}
 
 
 def small_config(

@@ -1,27 +1,31 @@
 """Speed, measured: updates per second of each algorithm, alone and stacked."""
 
 import itertools
+import platform
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from rich import box
 from rich.console import Console
 from rich.table import Table
+from torch.utils.flop_counter import FlopCounterMode
 
 from c4rl.c4.plugin import C4Config
 from c4rl.config import TrainConfig, empty_config
 from c4rl.data.dataset import Dataset
 from c4rl.errors import InputError
 from c4rl.files import write_json
-from c4rl.registry import ALGORITHMS, algorithm_class
+from c4rl.registry import algorithm_class
 from c4rl.regularizers.layer_norm import LayerNormConfig
 from c4rl.training.buffer import Scaling, TransitionBuffer
-from c4rl.training.lane import Lane, lane_seeds
-from c4rl.training.loop import versions
+from c4rl.training.lane import lanes_of
 from c4rl.training.preparation import choose_device
+from c4rl.training.summary import versions
 
 Variant = Literal["none", "layer_norm", "c4-proxy", "c4-exact"]
 VARIANTS: dict[Variant, tuple[tuple[str, ...], tuple[Any, ...]]] = {
@@ -32,32 +36,43 @@ VARIANTS: dict[Variant, tuple[tuple[str, ...], tuple[Any, ...]]] = {
 }
 
 
+# how an update is run on a GPU: (captured in a CUDA graph, with this package's fused kernels)
+Mode = Literal["graph", "eager", "graph-plain", "eager-plain"]
+MODES: dict[Mode, tuple[bool, bool]] = {
+    "graph": (True, True),
+    "eager": (False, True),
+    "graph-plain": (True, False),
+    "eager-plain": (False, False),
+}
+
+
 def speed(
-    algorithms: tuple[str, ...] = tuple(ALGORITHMS),
+    algorithms: tuple[str, ...] = ("bc", "td3_bc", "cql"),
     plugins: tuple[Variant, ...] = ("none", "c4-proxy", "c4-exact"),
     runs: tuple[int, ...] | None = None,
+    modes: tuple[Mode, ...] | None = None,
     rows: int = 10_000,
     observation_dim: int = 17,
     action_dim: int = 6,
     seconds: float = 5.0,
     device: str = "auto",
     threads: int | None = None,
-    graph: bool = True,
     json: Path | None = None,
 ) -> int:
     """Measure updates per second on made-up data of a given shape, evaluation and logging left out.
 
     Args:
-        algorithms: which ones.
+        algorithms: which ones; of algorithms with several stages, each stage.
         plugins: measure with each of these, where the algorithm has a critic.
         runs: stack sizes; default 1 and 5, on a GPU also 25.
+        modes: on a GPU, updates as one CUDA graph or eager, with fused kernels or PyTorch's own (plain). Default:
+            graph, and for TD3+BC and CQL with 1 and 25 runs the others too.
         rows: rows of data.
         observation_dim: width of an observation.
         action_dim: width of an action.
         seconds: how long each measurement lasts.
         device: auto, cpu, cuda or cuda:N.
         threads: CPU threads; default all cores.
-        graph: on a GPU, replay each update as one CUDA graph.
         json: also write the result to this new file.
     """
     if json is not None and json.exists():
@@ -66,29 +81,91 @@ def speed(
         torch.set_num_threads(threads)
     chosen = choose_device(device)
     data = made_up_dataset(rows, observation_dim, action_dim)
+    peak = peak_flops(chosen)
     console = Console()
-    table = Table(title=f"updates per second on {chosen.type}, {rows:,} rows, {observation_dim} + {action_dim} numbers")
-    for heading in ("algorithm", "plug-ins", "runs", "updates/s", "run-updates/s", "clustering", "memory"):
-        table.add_column(heading, justify="left" if heading in ("algorithm", "plug-ins") else "right")
+    title = f"updates per second on {chosen.type}, {rows:,} rows, {observation_dim} + {action_dim} numbers"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    names = ("algorithm", "plug-ins", *(("mode",) if chosen.type == "cuda" else ()))
+    device_only = ("memory", "of peak") if chosen.type == "cuda" else ()
+    for heading in (*names, "runs", "updates/s", "run-updates/s", "refresh", *device_only):
+        table.add_column(heading, justify="left" if heading in names else "right", no_wrap=True)
     results = []
+    flops: dict[tuple[str, Variant, int], float] = {}  # of one run's update
     for algorithm in algorithms:
         variants = plugins if algorithm_class(algorithm).has_critic else ("none",)
-        for variant, count in itertools.product(variants, runs or ((1, 5, 25) if chosen.type == "cuda" else (1, 5))):
-            result = _measure_one(bench_config(algorithm, variant, count, graph), data, chosen, seconds)
-            rate, memory = result["updates_per_second"], result["peak_memory_bytes"]
-            cells = [f"{rate:.1f}", f"{rate * count:.1f}", f"{100 * result['clustering_share']:.1f}%"]
-            cells.append("-" if memory is None else f"{memory / 1e9:.2f} GB")
-            table.add_row(algorithm, variant, str(count), *cells)
-            results.append({"algorithm": algorithm, "plugins": variant, "runs": count, "graph": graph, **result})
+        counts = runs or ((1, 5, 25) if chosen.type == "cuda" else (1, 5))
+        for variant, count, mode in itertools.product(variants, counts, MODES):
+            if not _wanted(mode, modes, algorithm, count, chosen):
+                continue
+            config = bench_config(algorithm, variant, count, *MODES[mode])
+            for index, stage in enumerate(algorithm_class(algorithm).plan(config.options, config.updates)):
+                result = _measure_one(config, data, chosen, seconds, index)
+                if peak is not None and (algorithm, variant, index) not in flops:
+                    flops[algorithm, variant, index] = update_flops(config, data, index)
+                counted = flops.get((algorithm, variant, index))
+                result["flops_per_run_update"] = counted
+                result["share_of_fp32_peak"] = (
+                    None if peak is None or counted is None else counted * result["run_updates_per_second"] / peak
+                )
+                results.append(
+                    {"algorithm": algorithm, "stage": stage.name, "plugins": variant, "runs": count, "mode": mode}
+                    | result
+                )
+                named = algorithm if stage.name == "training" else f"{algorithm}: {stage.name}"
+                shown = (named, variant, mode) if chosen.type == "cuda" else (named, variant)
+                table.add_row(*shown, str(count), *_cells(result))
     console.print(table)
     if json is not None:
         shape = {"rows": rows, "observation_dim": observation_dim, "action_dim": action_dim}
-        where = {"device": chosen.type, "threads": torch.get_num_threads(), **versions()}
-        write_json(json, {"shape": shape, "machine": where, "results": results})
+        name = torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else platform.machine()
+        where = {"device": chosen.type, "name": name, "threads": torch.get_num_threads(), "peak_flops": peak}
+        write_json(json, {"shape": shape, "machine": where | versions(), "results": results})
     return 0
 
 
-def bench_config(algorithm: str, variant: Variant, runs: int, graph: bool = True) -> TrainConfig:
+def _wanted(mode: Mode, modes: tuple[Mode, ...] | None, algorithm: str, runs: int, device: torch.device) -> bool:
+    if device.type != "cuda":
+        return mode == "graph"  # there is one way on a CPU
+    if modes is not None:
+        return mode in modes
+    return mode == "graph" or (algorithm in ("td3_bc", "cql") and runs in (1, 25))
+
+
+def _cells(result: dict[str, Any]) -> list[str]:
+    cells = [
+        f"{result['updates_per_second']:.1f}",
+        f"{result['run_updates_per_second']:.1f}",
+        f"{100 * result['clustering_share']:.1f}%",
+    ]
+    memory, share = result["peak_memory_bytes"], result["share_of_fp32_peak"]
+    if memory is not None:
+        cells += [f"{memory / 1e9:.2f} GB", "-" if share is None else f"{100 * share:.1f}%"]
+    return cells
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """Additions and multiplications per second that a GPU's fp32 units can do at their highest clock."""
+    if device.type != "cuda":
+        return None
+    properties = torch.cuda.get_device_properties(device)
+    clock = getattr(properties, "clock_rate", None)  # kHz; PyTorch 2.7 and later
+    return None if clock is None else properties.multi_processor_count * 128 * 2 * clock * 1e3
+
+
+def update_flops(config: TrainConfig, data: Dataset, stage: int = 0) -> float:
+    """Of one run's update, refreshes left out: the multiplications and additions of its matrix products."""
+    alone = replace(config, seeds=config.seeds[:1], cuda_graph=False, fused_kernels=False)
+    update, _, _ = stepper_parts(alone, data, torch.device("cpu"), stage)
+    update()
+    with FlopCounterMode(display=False) as counter:
+        update()
+        update()  # of two: some parts run every second time
+    return counter.get_total_flops() / 2
+
+
+def bench_config(
+    algorithm: str, variant: Variant, runs: int, graph: bool = True, fused_kernels: bool = True
+) -> TrainConfig:
     """A job that never touches a file: `stepper` gives it its data."""
     nowhere, seeds = Path("unused"), tuple(range(runs))
     plugins, options = VARIANTS[variant]
@@ -100,19 +177,22 @@ def bench_config(algorithm: str, variant: Variant, runs: int, graph: bool = True
         output=nowhere,
         seeds=seeds,
         cuda_graph=graph,
+        fused_kernels=fused_kernels,
         plugin_options=options,
     )
 
 
-def _measure_one(config: TrainConfig, data: Dataset, device: torch.device, seconds: float) -> dict[str, Any]:
+def _measure_one(
+    config: TrainConfig, data: Dataset, device: torch.device, seconds: float, stage: int
+) -> dict[str, Any]:
     """Rates with the refreshes that fall into the time, and what share of it they took."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    update, refresh, period = stepper_parts(config, data, device)
+    update, refresh, period = stepper_parts(config, data, device, stage)
     without = measure(update, seconds, device, warm_up=10)
     share = 0.0
     if period is not None:
-        each = 1 / measure(refresh, min(seconds, 2.0), device, warm_up=1)
+        each = 1 / measure(refresh, min(seconds, 2.0), device, warm_up=4)
         share = each / (each + period / without)
     rate = without * (1 - share)
     runs = len(config.seeds)
@@ -165,16 +245,19 @@ def stepper(config: TrainConfig, data: Dataset, device: torch.device) -> Callabl
 
 
 def stepper_parts(
-    config: TrainConfig, data: Dataset, device: torch.device
+    config: TrainConfig, data: Dataset, device: torch.device, stage: int = 0
 ) -> tuple[Callable[[], None], Callable[[], None], int | None]:
-    """One update of all the job's runs; one refresh of their plug-ins; how many updates lie between refreshes."""
+    """One update of all the job's runs, from a stage's first on; one refresh of their plug-ins; how many updates lie
+    between refreshes (None where the stage has none)."""
     s, a = data.observation_dim, data.action_dim
     one, zero = np.ones, np.zeros
     scaling = Scaling(zero(s, np.float32), one(s, np.float32), -one(a, np.float32), one(a, np.float32))
     buffer = TransitionBuffer([(data, scaling)], device)
-    lanes = [Lane(config, seeds, buffer, device) for seeds in lane_seeds(config, list(config.seeds), device)]
+    lanes = lanes_of(config, buffer, device)
+    stages = lanes[0].algorithm.stages
     periods = [plugin.period for plugin in lanes[0].plugins.all if plugin.period is not None]
-    step = 0
+    periods = periods if stages[stage].plugged else []
+    step = sum(earlier.updates for earlier in stages[:stage])
 
     def update() -> None:
         nonlocal step

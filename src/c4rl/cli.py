@@ -93,6 +93,7 @@ def evaluate_command(arguments: Arguments) -> int:
         episodes: int = 10,
         checkpoint: Literal["last", "best"] = "last",
         seed: int = 20_000,
+        run: str | None = None,
         json: Path | None = None,
     ) -> int:
         """Score the policies of a run folder.
@@ -102,17 +103,20 @@ def evaluate_command(arguments: Arguments) -> int:
             episodes: episodes per policy.
             checkpoint: the last policies, or those of each seed's best evaluation.
             seed: episode e is reset with seed + e.
+            run: only the run of this name (as in summary.json); default all.
             json: also write the result to this new file.
         """
         if json is not None:
             check_new_file("json", json)
-        result = score_folder(folder, episodes, checkpoint, seed)
+        result = score_folder(folder, episodes, checkpoint, seed, run)
         console = Console()
-        table = Table(title=f"{result['task']}: {checkpoint} checkpoint, {episodes} episodes ({result['score']})")
-        for heading in ("seed", "score", "std over episodes", "return"):
-            table.add_column(heading, justify="right")
+        tasks = result["task"] if isinstance(result["task"], str) else " and ".join(result["task"])
+        table = Table(title=f"{tasks}: {checkpoint} checkpoint, {episodes} episodes ({result['score']})")
+        first = "run" if "run" in result["runs"][0] else "seed"
+        for heading in (first, "score", "std over episodes", "return"):
+            table.add_column(heading, justify="left" if heading == "run" else "right")
         for row in result["runs"]:
-            table.add_row(str(row["seed"]), f"{row['mean']:.1f}", f"{row['std']:.1f}", f"{row['return']:.1f}")
+            table.add_row(str(row[first]), f"{row['mean']:.1f}", f"{row['std']:.1f}", f"{row['return']:.1f}")
         console.print(table)
         if json is not None:
             from c4rl.files import write_json
@@ -132,6 +136,7 @@ def export_command(arguments: Arguments) -> int:
         format: Literal["npz"] = "npz",
         checkpoint: Literal["last", "best"] = "last",
         seed: int | None = None,
+        run: str | None = None,
         output: Path | None = None,
     ) -> int:
         """Write a run's policy to a file that NumPy alone can read.
@@ -140,10 +145,11 @@ def export_command(arguments: Arguments) -> int:
             folder: a folder made by c4rl train.
             format: file format.
             checkpoint: the last policy, or that of the seed's best evaluation.
-            seed: which run; default the first.
-            output: new file; default FOLDER/policy_CHECKPOINT_seed_SEED.npz.
+            seed: which run, where only one has this seed; default the first.
+            run: which run, by its name in summary.json.
+            output: new file; default FOLDER/policy_CHECKPOINT_RUN.npz.
         """
-        print(f"wrote {export_policy(folder, checkpoint, seed, output)}")
+        print(f"wrote {export_policy(folder, checkpoint, seed, output, run)}")
         return 0
 
     return _parse(export, "export", arguments)

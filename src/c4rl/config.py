@@ -1,21 +1,22 @@
 """The typed, frozen description of a training job: what the command line parses and config.json stores."""
 
 import dataclasses
+import itertools
 import json
 import math
-import types
-from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal
 
 import tyro
 
-from c4rl.algorithms.algorithm import AlgorithmConfig
+from c4rl.algorithms.algorithm import AlgorithmConfig, Stage
 from c4rl.c4.presets import NO_PRESET, PRESETS, preset, values_of
 from c4rl.errors import InputError
 from c4rl.registry import PLUGINS, algorithm_class, plugin_names
+from c4rl.sweeps import Swept, parse_sweep, with_values
+from c4rl.typed_json import from_dict, typed
 
 CONFIG_VERSION = 1
 PUBLISHED = "published"  # the preset of an algorithm's own publication
@@ -23,14 +24,15 @@ PUBLISHED = "published"  # the preset of an algorithm's own publication
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Train R runs, one per seed, of one algorithm on one dataset."""
+    """Train R runs of one algorithm: one per dataset, point of the sweep and seed."""
 
     algorithm: str
     """bc, td3_bc, cql, iql, doge, tsrl, bppo, a2pr or sorl."""
-    dataset: Path
-    """npz, D4RL hdf5, or a local Minari dataset (its folder, or minari:ID)."""
-    task: str
-    """A name from `c4rl tasks`, gym:ID for any Gymnasium environment, or none for no simulator."""
+    dataset: tuple[Path, ...]
+    """npz, D4RL hdf5, or a local Minari dataset (its folder, or minari:ID); several of one shape train together."""
+    task: tuple[str, ...]
+    """A name from `c4rl tasks`, gym:ID for any Gymnasium environment, or none for no simulator; one for all datasets,
+    or one each."""
     output: Path
     """Folder of this job; must not exist."""
     preset: str = NO_PRESET
@@ -40,6 +42,8 @@ class TrainConfig:
     """none, or any of c4 and layer_norm."""
     seeds: tuple[int, ...] = (0,)
     """One run per seed; they train together."""
+    sweep: tuple[str, ...] = ()
+    """Options with several values each, as lambda=0.05,0.1,0.3 K=1,5: every combination is trained with every seed."""
     updates: int = 100_000
     """Gradient updates per run."""
     size: int | None = None
@@ -71,18 +75,25 @@ class TrainConfig:
     """Episodes per run and evaluation."""
     eval_seed: int = 10_000
     """Episode e is reset with seed eval_seed + e, the same for every run and evaluation."""
+    eval_in_background: Literal["auto", "yes", "no"] = "auto"
+    """Whether training goes on while policies are evaluated; auto: on a GPU, since a CPU's cores would be shared."""
     hold_out: float = 0.1
     """With --task none: share of the trajectories kept for the held-out report."""
     log_every: int = 500
     """Updates between lines of metrics.jsonl."""
     checkpoint_every: int = 1000
     """Updates between checkpoints: what a killed job may lose."""
+    checkpoint_seconds: float | None = None
+    """Seconds that must have passed since the last checkpoint: what a fast job may lose when killed. Default: 10 on a
+    GPU, 0 on a CPU."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, ..."""
     threads: int | None = None
     """CPU threads, and processes that evaluate; default: all cores."""
     cuda_graph: bool = True
     """On a GPU: replay each update as one CUDA graph instead of launching its kernels one by one."""
+    fused_kernels: bool = True
+    """On a GPU: use this package's Triton kernels where they apply, PyTorch's own otherwise."""
     monitor: bool = False
     """Log the cross-covariance diagnostics, also without the c4 plug-in."""
     options: AlgorithmConfig = field(default_factory=AlgorithmConfig)
@@ -91,12 +102,25 @@ class TrainConfig:
     """The plug-ins' own options, in the order of `plugins`."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.dataset, str | Path):  # one may be given as it is
+            object.__setattr__(self, "dataset", (Path(self.dataset),))
+        if isinstance(self.task, str):
+            object.__setattr__(self, "task", (self.task,))
+
         def require(flag: str, holds: bool, found: Any, expected: str) -> None:
             if not holds:
                 raise InputError(f"--{flag}: found {found}, expected {expected}")
 
         presets = (PUBLISHED, *PRESETS)
         require("preset", self.preset in (NO_PRESET, *presets), f"'{self.preset}'", f"one of {', '.join(presets)}")
+        if isinstance(self.dataset, tuple) and isinstance(self.task, tuple):  # tyro asks for defaults without them
+            require("dataset", len(self.dataset) > 0, "none", "at least one")
+            once = len(set(self.dataset)) == len(self.dataset)
+            require("dataset", once, " ".join(map(str, self.dataset)), "each dataset once")
+            counts = {1, len(self.dataset)}
+            require("task", len(self.task) in counts, " ".join(self.task), "one for all datasets, or one for each")
+            some = "none" in self.task and set(self.task) != {"none"}
+            require("task", not some, " ".join(self.task), "a simulator for all datasets, or none for all")
         require("seeds", len(self.seeds) > 0, "none", "at least one")
         require("seeds", len(set(self.seeds)) == len(self.seeds), list(self.seeds), "each seed once")
         require("seeds", all(seed >= 0 for seed in self.seeds), list(self.seeds), "seeds of 0 or more")
@@ -115,6 +139,8 @@ class TrainConfig:
             "it beside --subset rows",
             "whole trajectories: a single row has no return",
         )
+        seconds = self.checkpoint_seconds
+        require("checkpoint-seconds", seconds is None or 0 <= seconds < math.inf, seconds, "0 or more")
         require("hold-out", 0 < self.hold_out < 1, self.hold_out, "a share between 0 and 1")
         require("threads", self.threads is None or self.threads > 0, self.threads, "1 or more")
         for name, plugin_options in zip(plugin_names(self.plugins, self.algorithm), self.plugin_options, strict=False):
@@ -124,7 +150,39 @@ class TrainConfig:
         require("hidden-layers", options.hidden_layers > 0, options.hidden_layers, "1 or more")
         require("hidden-width", options.hidden_width > 0, options.hidden_width, "1 or more")
         require("actor-lr", options.actor_lr > 0, options.actor_lr, "a positive number")
-        algorithm_class(self.algorithm).check(options, self.task)
+        for task in self.task if isinstance(self.task, tuple) else ():
+            algorithm_class(self.algorithm).check(options, task)
+        for point in itertools.product(*(swept.values for swept in self.swept)) if self.sweep else ():
+            self._check_point(point)
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """One for each dataset."""
+        return self.task * len(self.dataset) if len(self.task) == 1 else self.task
+
+    @property
+    def swept(self) -> tuple[Swept, ...]:
+        return parse_sweep(self.sweep, (self.options, self.plugin_options), field_names())
+
+    def at_point(self, values: tuple[Any, ...]) -> "TrainConfig":
+        """The config of the runs that take these values of the sweep."""
+        options, plugin_options = with_values((self.options, self.plugin_options), self.swept, values)
+        return dataclasses.replace(self, sweep=(), options=options, plugin_options=plugin_options)
+
+    def _check_point(self, values: tuple[Any, ...]) -> None:
+        """Refuse what the flags would refuse, and what would make runs of different length."""
+        try:
+            point = self.at_point(values)
+        except InputError as error:
+            raise InputError(f"--sweep {' '.join(self.sweep)}: {error}") from None
+        plan = algorithm_class(self.algorithm).plan
+        if _lengths(plan(point.options, self.updates)) != _lengths(plan(self.options, self.updates)):
+            words = " ".join(f"{s.flag}={value}" for s, value in zip(self.swept, values, strict=True))
+            raise InputError(f"--sweep: {words} changes the length of a stage, expected runs that all take as long")
+
+
+def _lengths(stages: tuple[Stage, ...]) -> list[Stage]:
+    return [stage._replace(batch_size=0) for stage in stages]
 
 
 def empty_config(algorithm: str, plugins: tuple[str, ...], **values: Any) -> TrainConfig:
@@ -195,7 +253,9 @@ def command_line_type(algorithm: str, plugins: tuple[str, ...]) -> type[TrainCon
 
 def to_json(config: TrainConfig) -> dict[str, Any]:
     out = dataclasses.asdict(config)
-    out["dataset"], out["output"] = str(config.dataset), str(config.output)
+    out["dataset"], out["output"] = [str(path) for path in config.dataset], str(config.output)
+    for name in ("dataset", "task"):
+        out[name] = out[name][0] if len(out[name]) == 1 else out[name]
     return {"version": CONFIG_VERSION, **jsonable(out)}
 
 
@@ -217,15 +277,17 @@ def from_json(data: dict[str, Any], origin: str) -> TrainConfig:
     algorithm = data.get("algorithm")
     if not isinstance(algorithm, str):
         raise InputError(f"{origin}: field 'algorithm' is {algorithm!r}, expected a name")
-    chosen = plugin_names(_typed(tuple[str, ...], data.get("plugins", []), "plugins", origin), algorithm)
-    options = _from_dict(algorithm_class(algorithm).config_type, data.pop("options", {}), origin)
+    chosen = plugin_names(typed(tuple[str, ...], data.get("plugins", []), "plugins", origin), algorithm)
+    options = from_dict(algorithm_class(algorithm).config_type, data.pop("options", {}), origin)
     stored = data.pop("plugin_options", [])
     if not isinstance(stored, list | tuple) or len(stored) != len(chosen):
         raise InputError(f"{origin}: field 'plugin_options' is {stored}, expected one object for each of {chosen}")
     plugin_options = tuple(
-        _from_dict(PLUGINS[name][0], values, origin) for name, values in zip(chosen, stored, strict=True)
+        from_dict(PLUGINS[name][0], values, origin) for name, values in zip(chosen, stored, strict=True)
     )
-    return _from_dict(TrainConfig, data, origin, options=options, plugin_options=plugin_options)
+    for name in ("dataset", "task"):  # one is stored as it is
+        data |= {name: [data[name]]} if isinstance(data.get(name), str) else {}
+    return from_dict(TrainConfig, data, origin, options=options, plugin_options=plugin_options)
 
 
 def read_config(path: Path) -> TrainConfig:
@@ -240,49 +302,6 @@ def read_config(path: Path) -> TrainConfig:
     if not isinstance(data, dict):
         raise InputError(f"{path}: found a {type(data).__name__}, expected the object written by c4rl train")
     return from_json(data, str(path))
-
-
-def _from_dict(kind: Any, data: Any, origin: str, **ready: Any) -> Any:
-    if not isinstance(data, dict):
-        raise InputError(f"{origin}: found {data!r}, expected an object with the fields of {kind.__name__}")
-    fields = {f.name: f for f in dataclasses.fields(kind)}
-    for name in data:
-        if name not in fields:
-            raise InputError(f"{origin}: unknown field '{name}' for {kind.__name__}")
-    for name, f in fields.items():
-        if f.default is f.default_factory is dataclasses.MISSING and name not in data:
-            raise InputError(f"{origin}: field '{name}' is missing, expected all fields of {kind.__name__}")
-    return kind(**{name: _typed(fields[name].type, value, name, origin) for name, value in data.items()}, **ready)
-
-
-def _typed(kind: Any, value: Any, name: str, origin: str) -> Any:
-    try:
-        return _read(kind, value)
-    except TypeError:
-        expected = kind.__name__ if type(kind) is type else str(kind).replace("typing.", "")
-        raise InputError(f"{origin}: field '{name}' is {value!r}, expected {expected}") from None
-
-
-def _read(kind: Any, value: Any) -> Any:
-    """A JSON value as this type (JSON has no tuples and no paths); TypeError where it is of another."""
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):
-        for option in arguments:
-            with suppress(TypeError):
-                return _read(option, value)
-    elif origin is Literal and value in arguments:
-        return value
-    elif origin is Annotated:
-        return _read(arguments[0], value)
-    elif origin is tuple and isinstance(value, list | tuple):
-        return tuple(_read(arguments[0], item) for item in value)
-    elif kind is Path and isinstance(value, str):
-        return Path(value)
-    elif kind is float and (type(value) in (int, float) or value in ("inf", "-inf", "nan")):
-        return float(value)
-    elif kind is Any or (isinstance(kind, type) and type(value) is kind):
-        return value
-    raise TypeError
 
 
 def field_names() -> list[str]:

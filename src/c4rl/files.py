@@ -7,6 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+# asking for it sets it for a moment, for all threads: once, before there are any
+_UMASK = os.umask(0)
+os.umask(_UMASK)
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
@@ -16,16 +20,10 @@ def replacing(path: Path) -> Iterator[Path]:
         yield temporary
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
-        temporary.chmod(0o666 & ~_umask())  # some writers make private files
+        temporary.chmod(0o666 & ~_UMASK)  # some writers make private files
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def write_json(path: Path, data: Any) -> None:

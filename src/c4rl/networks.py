@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from c4rl.kernels import fused
 from c4rl.random import stream_key
 
 LAYER_NORM_EPSILON = 1e-5
@@ -33,11 +34,18 @@ class Stack(NamedTuple):
         return len(self.seeds)
 
 
+def per_row(value: float | Tensor) -> float | Tensor:
+    """A setting to stand beside [R, B] or [R, M]: a number as it is, one per run [R] as [R, 1]."""
+    return value.unsqueeze(1) if isinstance(value, Tensor) else value
+
+
 class StackedMLP(nn.Module):
     """ReLU MLPs: weights [R, M, in, out], optional LayerNorm between each hidden linear map and its ReLU.
 
     The initial weights of a run are a function of its seed and of `name` alone. `initialization` is "torch" (uniform on
-    ±1/sqrt(fan in), weights and biases) or "orthogonal" (gain sqrt 2, last layer 0.01, zero biases).
+    ±1/sqrt(fan in), weights and biases), "orthogonal" (gain sqrt 2, last layer 0.01, zero biases),
+    "orthogonal_throughout" (the same with gain sqrt 2 in the last layer too) or "orthogonal_weights" (gain 1 in every
+    layer, biases as "torch").
     """
 
     def __init__(
@@ -71,10 +79,13 @@ class StackedMLP(nn.Module):
         self.gains, self.shifts = nn.ParameterList(), nn.ParameterList()
         for layer, (fan_in, fan_out) in enumerate(itertools.pairwise(sizes)):
             last = layer == len(sizes) - 2
-            if initialization == "orthogonal":
-                gain = 0.01 if last else math.sqrt(2)
+            if initialization in ("orthogonal", "orthogonal_throughout"):
+                gain = 0.01 if last and initialization == "orthogonal" else math.sqrt(2)
                 self.weights.append(drawn("orthogonal", fan_in, fan_out, scale=gain))
                 self.biases.append(drawn("constant", fan_out, scale=0.0))
+            elif initialization == "orthogonal_weights":
+                self.weights.append(drawn("orthogonal", fan_in, fan_out, scale=1.0))
+                self.biases.append(drawn("uniform", fan_out, scale=1 / math.sqrt(fan_in)))
             else:
                 bound = 1 / math.sqrt(fan_in)
                 self.weights.append(drawn("uniform", fan_in, fan_out, scale=bound))
@@ -95,12 +106,43 @@ class StackedMLP(nn.Module):
         w, b = self.weights[layer][:, members].flatten(0, 1), self.biases[layer][:, members].flatten(0, 1)
         return torch.baddbmm(b.unsqueeze(1), x, w)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[R, B, in] -> [R, B, out]; for networks of one member."""
+    def fuses(self, x: Tensor) -> bool:
+        """Whether fused kernels evaluate it on these rows."""
+        return fused(x) and not self.layer_norm
+
+    def evaluate(
+        self, x: Tensor, actions: Tensor | None = None, members: slice = slice(None), frozen: bool = False
+    ) -> tuple[Tensor, list[Tensor]]:
+        """By fused kernels: the output [R, M, rows, out] and every hidden layer; see `stacked_mlp`."""
+        from c4rl.kernels.mlp import stacked_mlp  # needs Triton
+
+        weights, biases = ([p[:, members] for p in parameters] for parameters in (self.weights, self.biases))
+        if frozen:
+            weights, biases = [w.detach() for w in weights], [b.detach() for b in biases]
+        return stacked_mlp(x, actions, weights, biases)
+
+    def forward(self, x: Tensor, masks: Sequence[Tensor] | None = None) -> Tensor:
+        """[R, B, in] -> [R, B, out]; for networks of one member. masks: of each hidden layer, for dropout."""
+        if masks is None and self.fuses(x):
+            return self.evaluate(x)[0].squeeze(1)
         last = len(self.weights) - 1
         for layer in range(last):
             x = self.activate(layer, self.linear(layer, x))
+            if masks is not None:
+                x = x * masks[layer]
         return self.linear(last, x)
+
+
+class Value(nn.Module):
+    """V(s), one function per run."""
+
+    def __init__(self, stack: Stack, name: str, hidden: Sequence[int], *, initialization: str = "torch") -> None:
+        super().__init__()
+        self.mlp = StackedMLP(stack, name, (stack.observation_dim, *hidden, 1), initialization=initialization)
+
+    def forward(self, observations: Tensor) -> Tensor:
+        """[R, B, s] -> [R, B]."""
+        return self.mlp(observations).squeeze(-1)
 
 
 class CriticOutput(NamedTuple):
@@ -129,12 +171,20 @@ class Critic(nn.Module):
         sizes = (stack.observation_dim + stack.action_dim, *hidden, 1)
         self.mlp = StackedMLP(stack, name, sizes, members, layer_norm=layer_norm, initialization=initialization)
 
-    def forward(self, observations: Tensor, actions: Tensor, members: slice = slice(None)) -> CriticOutput:
-        """observations [R, B, s]; actions [R, B, a], or [R, B, N, a] for N actions per state."""
+    def forward(
+        self, observations: Tensor, actions: Tensor, members: slice = slice(None), frozen: bool = False
+    ) -> CriticOutput:
+        """observations [R, B, s]; actions [R, B, a], or [R, B, N, a] for N actions per state.
+
+        frozen: nobody asks for the parameters' gradients, so that they need not be computed.
+        """
         if actions.dim() == 3:
-            return self.at(torch.cat([observations, actions], dim=-1), members)
+            return self.at(torch.cat([observations, actions], dim=-1), members, frozen)
         runs, batch, count, _ = actions.shape
         mlp = self.mlp
+        if mlp.fuses(actions):
+            output, layers = mlp.evaluate(observations, actions.flatten(1, 2), members, frozen)
+            return _critic_output(output, layers, (batch, count))
         w = mlp.weights[0][:, members]
         b = mlp.biases[0][:, members].flatten(0, 1).unsqueeze(1)
         chosen = w.shape[1]
@@ -147,20 +197,36 @@ class Critic(nn.Module):
         shape = (runs, chosen, batch, count)
         return CriticOutput(q.view(shape), hidden[-1].view(*shape, -1), hidden)
 
-    def at(self, state_actions: Tensor, members: slice = slice(None)) -> CriticOutput:
+    def at(self, state_actions: Tensor, members: slice = slice(None), frozen: bool = False) -> CriticOutput:
         """The same on rows that already hold [s, a] side by side, [R, B, s + a]."""
         runs, batch, _ = state_actions.shape
+        if self.mlp.fuses(state_actions):
+            output, layers = self.mlp.evaluate(state_actions, None, members, frozen)
+            return _critic_output(output, layers, (batch,))
         chosen = self.mlp.weights[0][:, members].shape[1]
         h = self.mlp.activate(0, self.mlp.linear(0, _repeat(state_actions, chosen), members), members)
         q, hidden = self._upper(h, members)
         shape = (runs, chosen, batch)
         return CriticOutput(q.view(shape), hidden[-1].view(*shape, -1), hidden)
 
+    def beside(self, observations: Tensor, actions: Tensor, others: Tensor) -> tuple[CriticOutput, Tensor]:
+        """At (s, a) for actions [R, B, a] and, in the same pass, q [R, M, B, N] of others [R, B, N, a]."""
+        output = self(observations, torch.cat([actions.unsqueeze(2), others], dim=2))
+        rows = len(actions[0])
+        hidden = tuple(h.unflatten(1, (rows, -1))[:, :, 0] for h in output.hidden)
+        return CriticOutput(output.q[..., 0], output.features[..., 0, :], hidden), output.q[..., 1:]
+
     def _upper(self, h: Tensor, members: slice) -> tuple[Tensor, tuple[Tensor, ...]]:
         hidden, last = [h], len(self.mlp.weights) - 1
         for layer in range(1, last):
             hidden.append(self.mlp.activate(layer, self.mlp.linear(layer, hidden[-1], members), members))
         return self.mlp.linear(last, hidden[-1], members), tuple(hidden)
+
+
+def _critic_output(output: Tensor, layers: list[Tensor], rows: tuple[int, ...]) -> CriticOutput:
+    """Of what the fused kernels give: output [R, M, rows, 1], layers [R, M, rows, width]."""
+    hidden = tuple(layer.flatten(0, 1) for layer in layers)
+    return CriticOutput(output.view(*output.shape[:2], *rows), layers[-1].unflatten(2, rows), hidden)
 
 
 def _repeat(x: Tensor, members: int) -> Tensor:

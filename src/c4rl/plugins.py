@@ -4,7 +4,7 @@ An algorithm asks its `Plugins` for four things and knows none of them by name: 
 to each critic's loss, whether critics carry LayerNorm, and what is added to the actor's loss.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
@@ -55,6 +55,11 @@ class Plugin:
     def check(cls, options: Any, algorithm: "type[Algorithm]") -> None:
         """Refuse options that make no sense with the algorithm, before any work is done."""
 
+    @classmethod
+    def launch_key(cls, options: Any, rows: int, data: int) -> Hashable:
+        """As an algorithm's: runs of equal keys may share a launch."""
+        return data if cls.attach is not Plugin.attach else 0
+
     def attach(self, algorithm: "Algorithm", buffer: TransitionBuffer) -> None:
         """Called once, after the networks are built and before the first update."""
 
@@ -71,8 +76,14 @@ class Plugin:
         return None
 
     def refresh(self, algorithm: "Algorithm", step: int) -> dict[str, Tensor]:
-        """Every `period` updates, between two updates; writes in place. Returns what is to be logged, [R] each."""
+        """Every `period` updates, between two updates; writes in place. Returns what is to be logged, [R] each, NaN
+        for a run that has no such number."""
         return {}
+
+    @property
+    def static_refresh(self) -> bool:
+        """Whether `refresh` may be captured in a CUDA graph: the same operations each time, no word to the host."""
+        return False
 
     def metrics(self) -> dict[str, Tensor]:
         """Of the last update, [R] each, read at the logging interval."""
@@ -85,6 +96,14 @@ class Plugin:
     def state(self) -> dict[str, Tensor]:
         """Tensors to be stored with a checkpoint and restored in place; [R, ...] each."""
         return {}
+
+    def own_part(self, name: str, tensor: Tensor, run: int) -> Tensor:
+        """One run's slice of a tensor of `state`, less what only its company in the stack made it hold."""
+        return tensor
+
+    def padded(self, name: str, own: Tensor, run: int) -> Tensor:
+        """The reverse: what `own_part` gave, as long as this stack needs it."""
+        return own
 
 
 class Plugins:

@@ -1,4 +1,7 @@
-"""Policies: deterministic tanh, and tanh-Gaussian. Actions live in [-1, 1]; the task's bounds are applied outside."""
+"""Policies: deterministic tanh, tanh-Gaussian, and Gaussian around a tanh.
+
+Actions live in [-1, 1]; the task's bounds are applied outside.
+"""
 
 import math
 from collections.abc import Sequence
@@ -8,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from c4rl.kernels import fused
 from c4rl.networks import Stack, StackedMLP
 
 ATANH_MARGIN = 1e-6  # logged actions at ±1 would have infinite pre-images
@@ -22,6 +26,10 @@ class TanhGaussian(NamedTuple):
     def sample(self, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Reparametrised actions and log-probabilities from standard normal noise [R, B, (N,) a]."""
         mean, log_std = self.mean, self.log_std
+        if fused(noise) and (noise.dim() == 3 or not (mean.requires_grad and torch.is_grad_enabled())):
+            from c4rl.kernels.tanh_gaussian import sample  # needs Triton
+
+            return sample(mean, log_std, noise)
         if noise.dim() == 4:
             mean, log_std = mean.unsqueeze(2), log_std.unsqueeze(2)
         u = mean + log_std.exp() * noise
@@ -47,13 +55,14 @@ def _log_tanh_slope(u: Tensor) -> Tensor:
 class DeterministicPolicy(nn.Module):
     """μ(s) = tanh(f(s))."""
 
-    def __init__(self, stack: Stack, name: str, hidden: Sequence[int]) -> None:
+    def __init__(self, stack: Stack, name: str, hidden: Sequence[int], *, initialization: str = "torch") -> None:
         super().__init__()
-        self.mlp = StackedMLP(stack, name, (stack.observation_dim, *hidden, stack.action_dim))
+        sizes = (stack.observation_dim, *hidden, stack.action_dim)
+        self.mlp = StackedMLP(stack, name, sizes, initialization=initialization)
 
-    def forward(self, observations: Tensor) -> Tensor:
-        """[R, B, s] -> [R, B, a]."""
-        return torch.tanh(self.mlp(observations))
+    def forward(self, observations: Tensor, masks: Sequence[Tensor] | None = None) -> Tensor:
+        """[R, B, s] -> [R, B, a]. masks: of each hidden layer, for dropout."""
+        return torch.tanh(self.mlp(observations, masks))
 
 
 class GaussianPolicy(nn.Module):
@@ -77,4 +86,56 @@ class GaussianPolicy(nn.Module):
         return TanhGaussian(mean, log_std.clamp(-5, 2))
 
 
-Policy = DeterministicPolicy | GaussianPolicy
+class Gaussian(TanhGaussian):
+    """Stands where a TanhGaussian does, but nothing is squashed: actions may leave [-1, 1], `mean` is an action."""
+
+    def sample(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_std = self.mean, self.log_std
+        if noise.dim() == 4:
+            mean, log_std = mean.unsqueeze(2), log_std.unsqueeze(2)
+        log_normal = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
+        return mean + log_std.exp() * noise, log_normal.sum(-1)
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        normalised = (actions - self.mean) * (-self.log_std).exp()
+        return (-0.5 * normalised.square() - self.log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
+
+    def entropy(self) -> Tensor:
+        """[R, B]."""
+        return (self.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
+
+    def detach(self) -> "Gaussian":
+        return Gaussian(self.mean.detach(), self.log_std.detach())
+
+
+class TanhMeanGaussianPolicy(nn.Module):
+    """N(tanh(f(s)), σ²): the mean is squashed, the distribution is not; log σ does not depend on s, from 0 on."""
+
+    def __init__(self, stack: Stack, name: str, hidden: Sequence[int], *, initialization: str = "torch") -> None:
+        super().__init__()
+        sizes = (stack.observation_dim, *hidden, stack.action_dim)
+        self.mlp = StackedMLP(stack, name, sizes, initialization=initialization)
+        shape = (stack.runs, 1, stack.action_dim)
+        self.log_std = nn.Parameter(torch.zeros(shape, device=stack.device, dtype=stack.dtype))
+
+    def forward(self, observations: Tensor, masks: Sequence[Tensor] | None = None) -> Gaussian:
+        """[R, B, s] -> distribution over [R, B, a]. masks: of each hidden layer, for dropout."""
+        return Gaussian(torch.tanh(self.mlp(observations, masks)), self.log_std.clamp(-5, 2))
+
+
+class TanhHeadGaussianPolicy(nn.Module):
+    """N(μ(s), σ(s)²) of x = tanh(f(s)), 2|A| numbers: μ is the first half, log σ = -5 + 2.5(x + 1) of the second."""
+
+    def __init__(self, stack: Stack, name: str, hidden: Sequence[int], *, initialization: str = "torch") -> None:
+        super().__init__()
+        self.action_dim = stack.action_dim
+        sizes = (stack.observation_dim, *hidden, 2 * stack.action_dim)
+        self.mlp = StackedMLP(stack, name, sizes, initialization=initialization)
+
+    def forward(self, observations: Tensor) -> Gaussian:
+        """[R, B, s] -> distribution over [R, B, a]."""
+        mean, x = torch.tanh(self.mlp(observations)).split(self.action_dim, dim=-1)
+        return Gaussian(mean, -5 + 2.5 * (x + 1))
+
+
+Policy = DeterministicPolicy | GaussianPolicy | TanhMeanGaussianPolicy | TanhHeadGaussianPolicy

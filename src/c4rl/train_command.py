@@ -24,7 +24,7 @@ class _Choice:
     algorithm: str = ""
     plugins: tuple[str, ...] | None = None
     preset: str = "none"
-    task: str = "none"
+    task: tuple[str, ...] = ("none",)
     config: Path | None = None
     resume: Path | None = None
 
@@ -42,7 +42,7 @@ def train(arguments: Arguments) -> int:
     if preset and base is not None:
         raise InputError("--preset: found beside --config, expected one of them (a config holds all values)")
     algorithm = choice.algorithm or (base.algorithm if base else "cql" if preset else "td3_bc")
-    given = configs.preset_fields(choice.preset, algorithm, choice.plugins, choice.task) if preset else {}
+    given = _preset_fields(choice, algorithm) if preset else {}
     stored = base.plugins if base else given.get("plugins", ("none",))
     plugins = choice.plugins if choice.plugins is not None else stored
     kind = configs.command_line_type(algorithm, plugins)
@@ -66,9 +66,24 @@ TRAIN_HELP = (
     "Train runs of an algorithm on a dataset. --algorithm and --plugins decide which further flags there are: "
     "`c4rl train --algorithm cql --plugins layer_norm --help` shows them. --preset paper, authors or authors-fixed "
     "sets them as the C4 paper or its authors' code does, "
-    "--preset published as the algorithm's own publication does (flags given beside it win). --config FILE repeats a "
+    "--preset published as the algorithm's own publication does (flags given beside it win). --sweep and several "
+    "datasets of one shape add runs to the job, which train together. --config FILE repeats a "
     "job with the config.json it stored (flags given beside it win); --resume DIR continues an interrupted one."
 )
+
+
+def _preset_fields(choice: _Choice, algorithm: str) -> dict[str, Any]:
+    """A job has one setting for all its tasks: a preset that gives them several is refused."""
+    first, *others = (
+        configs.preset_fields(choice.preset, algorithm, choice.plugins, task) for task in choice.task or ("none",)
+    )
+    for task, fields in zip(choice.task[1:], others, strict=True):
+        if fields != first:
+            tasks = f"{choice.task[0]} and {task}"
+            raise InputError(
+                f"--preset {choice.preset}: found {tasks}, which it treats differently, expected a job for each"
+            )
+    return first
 
 
 def _defaults(kind: Any, base: Any, algorithm: str, plugins: tuple[str, ...]) -> Any:
@@ -79,7 +94,7 @@ def _defaults(kind: Any, base: Any, algorithm: str, plugins: tuple[str, ...]) ->
     if tuple(plugins) != tuple(base.plugins):
         del values["plugin_options"]
     if "options" not in values or "plugin_options" not in values:
-        del values["preset"]  # its values went with them
+        del values["preset"], values["sweep"]  # their values went with them
     return kind(**values)
 
 
@@ -102,21 +117,28 @@ def _run(job: Callable[[], dict[str, Any]]) -> int:
         print(f"c4rl: {stop}", file=sys.stderr)
         return 130
     print_summary(summary)
-    return 1 if len(summary["stopped"]) == len(summary["seeds"]) else 0
+    return 1 if len(summary["stopped"]) == len(summary["runs"]) else 0
 
 
 def print_summary(summary: dict[str, Any], console: Console | None = None) -> None:
     console = console or Console()
-    table = Table(title=f"{summary['algorithm']} on {summary['task']} ({summary['score']})", title_justify="left")
-    if summary["best"] is None:
-        for name, values in summary["last"].items():
-            shown = " ".join(f"{value:.4g}" for value in values)
-            console.print(f"{name.replace('_', ' ')} per seed: {shown}", highlight=False)
+    groups = summary.get("groups", [{"name": "", "last": summary.get("last"), "best": summary.get("best")}])
+    if groups[0]["best"] is None:
+        for group in groups:
+            prefix = f"{group['name']}: " if group["name"] else ""
+            for name, values in group["last"].items():
+                shown = " ".join(f"{value:.4g}" for value in values)
+                console.print(f"{prefix}{name.replace('_', ' ')} per seed: {shown}", highlight=False, soft_wrap=True)
         return
-    for heading in ("checkpoint", "mean", "std over seeds", *(f"seed {seed}" for seed in summary["seeds"])):
-        table.add_column(heading, justify="left" if heading == "checkpoint" else "right")
-    for which in ("last", "best"):
-        result = summary[which]
-        cells = [f"{score:.1f}" for score in result["scores"]]
-        table.add_row(which, f"{result['mean']:.1f}", f"{result['std']:.1f}", *cells)
+    tasks = summary["task"] if isinstance(summary["task"], str) else " and ".join(summary["task"])
+    table = Table(title=f"{summary['algorithm']} on {tasks} ({summary['score']})", title_justify="left")
+    named = ["runs"] if len(groups) > 1 else []
+    for heading in (*named, "checkpoint", "mean", "std over seeds", *(f"seed {seed}" for seed in summary["seeds"])):
+        table.add_column(heading, justify="left" if heading in ("runs", "checkpoint") else "right")
+    for group in groups:
+        for which in ("last", "best"):
+            result = group[which]
+            name = [group["name"] if which == "last" else ""] if named else []
+            cells = [f"{score:.1f}" for score in result["scores"]]
+            table.add_row(*name, which, f"{result['mean']:.1f}", f"{result['std']:.1f}", *cells)
     console.print(table)

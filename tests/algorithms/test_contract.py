@@ -10,7 +10,7 @@ from c4rl.c4.plugin import C4Config
 from c4rl.config import TrainConfig, from_json, to_json
 from c4rl.registry import ALGORITHMS, PLUGINS
 from c4rl.regularizers.layer_norm import LayerNormConfig
-from tests.helpers import advance, make_lane, plain_scaling, small_config, small_dataset
+from tests.helpers import SMALL_PLUGINS, advance, make_lane, plain_scaling, small_config, small_dataset
 
 # clusters are refreshed within the few updates of these tests, on projected features and on all of them
 C4_FORMS = [
@@ -37,14 +37,14 @@ C4_FORMS = [
 ]
 PLUGIN_FORMS: list[tuple[tuple[str, ...], tuple[Any, ...]]] = [
     ((), ()),
-    *(((name,), (kind(),)) for name, (kind, _) in PLUGINS.items() if name != "c4"),
+    *(((name,), (kind(**SMALL_PLUGINS.get(name, {})),)) for name, (kind, _) in PLUGINS.items() if name != "c4"),
     *((("c4",), (form,)) for form in C4_FORMS),
     (("c4", "layer_norm"), (C4_FORMS[1], LayerNormConfig())),
 ]
 COMBINATIONS = [
     pytest.param(name, plugins, id=f"{name}-{'+'.join(plugins[0]) or 'none'}-{i}")
     for name, (i, plugins) in itertools.product(ALGORITHMS, enumerate(PLUGIN_FORMS))
-    if ALGORITHMS[name].has_critic or not plugins[0]
+    if (ALGORITHMS[name].has_critic or not plugins[0]) and name not in plugins[0]
 ]
 
 

@@ -100,7 +100,7 @@ class TestTraining:
         result = summary(job)
         assert result.keys() == {
             *("task", "algorithm", "plugins", "seeds", "updates", "dataset", "last", "best", "timing", "versions"),
-            *("score", "best_rule", "stopped", "device"),
+            *("score", "best_rule", "stopped", "runs", "device"),
         }
         assert (result["task"], result["algorithm"], result["plugins"]) == (TASK, "td3_bc", [])
         assert result["seeds"] == [0, 1, 2] and result["updates"] == 60 and result["stopped"] == {}

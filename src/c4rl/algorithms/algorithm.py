@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from c4rl.networks import Critic, Stack
+from c4rl.networks import Critic, Stack, per_row
 from c4rl.plugins import Plugins, module_state
 from c4rl.policies import Policy
 from c4rl.random import Streams
@@ -41,6 +41,11 @@ class Published:
 @dataclass(frozen=True)
 class AlgorithmConfig:
     """Options that every algorithm has. Defaults are the paper's."""
+
+    # options that may differ between the runs of one launch: there they are tensors [R]. Each class speaks for itself
+    stackable: ClassVar[frozenset[str]] = frozenset()
+    # options that decide which rows a run is trained on
+    chooses_rows: ClassVar[frozenset[str]] = frozenset()
 
     hidden_layers: int = 4
     """Hidden layers of every network."""
@@ -94,6 +99,14 @@ class Algorithm(ABC):
         """The stages of a job of `updates` critic updates, in order; updates are numbered through all of them."""
         return (Stage("training", updates, config.batch_size),)
 
+    @classmethod
+    def launch_key(cls, config: Any, rows: int, data: int) -> Hashable:
+        """Of a run on dataset number `data` of the job, of this many rows: runs of equal keys may share a launch.
+
+        An algorithm that looks at more than batches says itself how far its datasets may differ.
+        """
+        return data if cls.attach is not Algorithm.attach else 0
+
     def attach(self, buffer: TransitionBuffer) -> None:
         """Called once, before the first update, for algorithms that look at more than batches."""
 
@@ -143,6 +156,10 @@ class Algorithm(ABC):
         assert isinstance(critic, Critic) and isinstance(target, Critic)
         return critic, target
 
+    def critic_inputs(self, state_actions: Tensor) -> Tensor:
+        """What the critic is given for rows [s, a], [R, B, s + a]: themselves, or their place in a latent space."""
+        return state_actions
+
     @torch.no_grad()
     def act(self, observations: Tensor) -> Tensor:
         """The evaluation policy on normalised observations [R, B, s] -> [R, B, a] in [-1, 1]."""
@@ -155,9 +172,10 @@ class Algorithm(ABC):
             return None
         critic, target = self.critics
         with torch.no_grad():
-            next_q = target(batch.next_observations, self.act(batch.next_observations)).q.amin(1)
-            y = batch.rewards + self.discount * batch.continues * next_q
-            return y.unsqueeze(1) - critic.at(batch.state_actions).q
+            next_pairs = torch.cat([batch.next_observations, self.act(batch.next_observations)], dim=2)
+            next_q = target.at(self.critic_inputs(next_pairs)).q.amin(1)
+            y = batch.rewards + per_row(self.discount) * batch.continues * next_q
+            return y.unsqueeze(1) - critic.at(self.critic_inputs(batch.state_actions)).q
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor that training changes, live."""

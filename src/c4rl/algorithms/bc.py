@@ -1,9 +1,9 @@
 """Behaviour cloning: regress logged actions on states."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
-from c4rl.algorithms.algorithm import Algorithm, AlgorithmConfig, Metrics
+from c4rl.algorithms.algorithm import Algorithm, AlgorithmConfig, Metrics, Published
 from c4rl.networks import Stack
 from c4rl.plugins import Plugins
 from c4rl.policies import DeterministicPolicy, GaussianPolicy
@@ -14,6 +14,9 @@ from c4rl.training.optimizer import FlatAdam
 
 @dataclass(frozen=True)
 class BCConfig(AlgorithmConfig):
+    stackable: ClassVar[frozenset[str]] = frozenset({"actor_lr"})
+    chooses_rows: ClassVar[frozenset[str]] = frozenset({"top_fraction"})
+
     loss: Literal["mse", "likelihood"] = "mse"
     """Squared error of a deterministic policy, or the negative log-likelihood of a tanh-Gaussian one."""
     top_fraction: float = 1.0
@@ -23,6 +26,34 @@ class BCConfig(AlgorithmConfig):
 class BC(Algorithm):
     config_type = BCConfig
     has_critic = False
+    published: ClassVar[tuple[Published, ...]] = (
+        Published(
+            (
+                "halfcheetah-*",
+                "hopper-*",
+                "walker2d-*",
+                "ant-*",
+                "antmaze-*",
+                "maze2d-*",
+                "pen-*",
+                "hammer-*",
+                "door-*",
+                "relocate-*",
+                "kitchen-*",
+            ),
+            "CORL (corl-team/CORL at eeeeef2), any_percent_bc.py; ours: the same for ant and kitchen, which it lacks",
+            {
+                "hidden_layers": 2,
+                "hidden_width": 256,
+                "batch_size": 256,
+                "actor_lr": 3e-4,
+                "loss": "mse",
+                "top_fraction": 1.0,
+            },
+            {"updates": 1_000_000, "normalize_observations": True},
+        ),
+        Published(("antmaze-*", "maze2d-*"), "CORL: episodes per evaluation", {}, {"eval_episodes": 100}),
+    )
 
     def __init__(self, config: BCConfig, stack: Stack, streams: Streams, plugins: Plugins) -> None:
         super().__init__(config, stack, streams, plugins)

@@ -4,13 +4,13 @@ import math
 from collections.abc import Hashable
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from c4rl.algorithms.algorithm import Algorithm, CriticConfig, Metrics
-from c4rl.networks import Critic, Stack
+from c4rl.algorithms.algorithm import Algorithm, CriticConfig, Metrics, Published
+from c4rl.networks import Critic, Stack, per_row
 from c4rl.plugins import ActorStep, CriticStep, Plugins
 from c4rl.policies import GaussianPolicy, TanhGaussian
 from c4rl.random import Streams
@@ -22,6 +22,8 @@ LAGRANGE_MAXIMUM = 1e6
 
 @dataclass(frozen=True)
 class CQLConfig(CriticConfig):
+    stackable: ClassVar[frozenset[str]] = frozenset({"actor_lr", "critic_lr", "discount", "tau", "cql_weight"})
+
     cql_weight: float = 10.0
     """α_cql, the weight of the conservative term."""
     cql_actions: int = 10
@@ -69,6 +71,86 @@ class LogScalar(nn.Module):
 class CQL(Algorithm):
     config_type = CQLConfig
     runs_together_on_cpu = 1  # 31 actions per state fill the cache: stacked runs were 1.3x slower
+    # CORL's, whose scores are known for each domain: CQL's own release leaves α and the step size open
+    published: ClassVar[tuple[Published, ...]] = (
+        Published(
+            (
+                "halfcheetah-*",
+                "hopper-*",
+                "walker2d-*",
+                "ant-*",
+                "antmaze-*",
+                "maze2d-*",
+                "pen-*",
+                "hammer-*",
+                "door-*",
+                "relocate-*",
+                "kitchen-*",
+            ),
+            "CORL (corl-team/CORL at eeeeef2), configs/offline/cql; ours: the same for ant, which it lacks",
+            {
+                "hidden_layers": 3,
+                "hidden_width": 256,
+                "batch_size": 256,
+                "actor_lr": 3e-5,
+                "critic_lr": 3e-4,
+                "discount": 0.99,
+                "tau": 0.005,
+                "cql_weight": 10.0,
+                "cql_actions": 10,
+                "lse_group": 30,
+                "importance_sampling": True,
+                "lagrange": "none",
+                "max_q_backup": "none",
+                "entropy": "automatic",
+                "backup_entropy": False,
+                "cloning_updates": 0,
+                "policy_log_std": "scaled",
+                "critic_initialization": "orthogonal",
+            },
+            {"updates": 1_000_000, "normalize_observations": True},
+        ),
+        Published(("hopper-medium-v2", "hopper-medium"), "CORL, hopper-medium", {}, {"normalize_returns": True}),
+        Published(
+            ("antmaze-*",),
+            "CORL, antmaze; ours: three hidden layers in both critics, where CORL has five in one of them",
+            {
+                "actor_lr": 1e-4,
+                "cql_weight": 5.0,
+                "lagrange": "raw_gap",
+                "lagrange_threshold": 0.8,
+                "lagrange_initial_log": 1.0,
+                "max_q_backup": "max_min",
+                "gap_minimum": -200.0,
+            },
+            {
+                "normalize_observations": False,
+                "reward_scale": 10.0,
+                "reward_shift": -5.0,
+                "eval_episodes": 100,
+                "eval_every": 50_000,
+            },
+        ),
+        Published(
+            ("maze2d-*",),
+            "CORL, maze2d",
+            {"lagrange": "raw_gap", "lagrange_threshold": 5.0, "lagrange_initial_log": 1.0},
+            {"eval_episodes": 100},
+        ),
+        Published(("pen-*", "hammer-*", "door-*", "relocate-*"), "CORL, adroit", {"actor_lr": 1e-4, "cql_weight": 1.0}),
+        Published(
+            ("kitchen-*",),
+            "Cal-QL's release (nakamotoo/Cal-QL at c510025), run_kitchen.sh and its defaults, without its bound",
+            {
+                "hidden_width": 512,
+                "actor_lr": 1e-4,
+                "cql_weight": 5.0,
+                "importance_sampling": False,
+                "max_q_backup": "max_min",
+            },
+            {"updates": 500_000, "normalize_observations": False, "eval_episodes": 20},
+        ),
+    )
 
     def __init__(self, config: CQLConfig, stack: Stack, streams: Streams, plugins: Plugins) -> None:
         super().__init__(config, stack, streams, plugins)
@@ -115,15 +197,16 @@ class CQL(Algorithm):
         if self.phase(step):
             value = policy.log_prob(batch.actions)
         else:
-            value = self.critic(batch.observations, actions).q.amin(1)
+            value = self.critic(batch.observations, actions, frozen=True).q.amin(1)
         actor_loss = (alpha.unsqueeze(1) * log_prob - value).mean(1)
         term = self.plugins.actor_term(ActorStep(batch, self.critic, actions, log_prob, policy))
 
         # critics: TD + conservative term, from the policy as it is before this update's actor step
         next_actions, y = self._target(batch, next_policy, alpha)
-        output = self.critic.at(batch.state_actions)
+        drawn, log_density = self._drawn_actions(batch, policy.detach(), next_policy)
+        output, q_drawn = self.critic.beside(batch.observations, batch.actions, drawn)
         td_loss = (output.q - y.unsqueeze(1)).square().mean(2)  # [R, M]
-        gap = self._gap(batch, policy.detach(), next_policy, output.q)
+        gap = self._gap(q_drawn, log_density, output.q)
         conservative, dual_loss = self._conservative_losses(gap)
         penalty = self.plugins.critic_penalty(
             CriticStep(batch, self.critic, self.target_critic, output, next_actions, td_loss)
@@ -165,21 +248,25 @@ class CQL(Algorithm):
             log_prob = many_log_prob.gather(2, best.unsqueeze(2)).squeeze(2)
         if config.backup_entropy:
             next_q = next_q - alpha.unsqueeze(1) * log_prob
-        return actions, batch.rewards + config.discount * batch.continues * next_q
+        return actions, batch.rewards + per_row(config.discount) * batch.continues * next_q
 
-    def _gap(self, batch: Batch, policy: TanhGaussian, next_policy: TanhGaussian, q_data: Tensor) -> Tensor:
-        """Per critic: soft maximum of Q(s, ·) minus Q(s, a), averaged over states, [R, M]."""
+    @torch.no_grad()
+    def _drawn_actions(self, batch: Batch, policy: TanhGaussian, next_policy: TanhGaussian) -> tuple[Tensor, Tensor]:
+        """N actions each of the uniform, π(s) and π(s') distributions [R, B, 3N, a], and their log-densities."""
+        count, (rows, width) = self.config.cql_actions, batch.actions.shape[1:]
+        uniform = self.streams.uniform("cql_uniform", rows, count, width) * 2 - 1
+        at_s, log_prob = policy.sample(self.streams.normal("cql_action", rows, count, width))
+        # actions of π(·|s'), evaluated at s
+        from_next, next_log_prob = next_policy.sample(self.streams.normal("cql_next_action", rows, count, width))
+        log_uniform = torch.full_like(log_prob, -width * math.log(2))
+        log_density = torch.cat([log_uniform, log_prob, next_log_prob], dim=2)
+        return torch.cat([uniform, at_s, from_next], dim=2), log_density
+
+    def _gap(self, q: Tensor, log_density: Tensor, q_data: Tensor) -> Tensor:
+        """Per critic: soft maximum of Q(s, ·) minus Q(s, a), averaged over states, [R, M]. q: [R, M, B, 3N]."""
         config, count = self.config, self.config.cql_actions
-        rows, width = batch.actions.shape[1:]
-        with torch.no_grad():
-            uniform = self.streams.uniform("cql_uniform", rows, count, width) * 2 - 1
-            at_s, log_prob = policy.sample(self.streams.normal("cql_action", rows, count, width))
-            # actions of π(·|s'), evaluated at s
-            from_next, next_log_prob = next_policy.sample(self.streams.normal("cql_next_action", rows, count, width))
-            log_uniform = torch.full_like(log_prob, -width * math.log(2))
-        q = self.critic(batch.observations, torch.cat([uniform, at_s, from_next], dim=2)).q  # [R, M, B, 3N]
         if config.importance_sampling:
-            q = q - torch.cat([log_uniform, log_prob, next_log_prob], dim=2).unsqueeze(1)
+            q = q - log_density.unsqueeze(1)
         if config.lse_group == 3:
             q = q.unflatten(3, (3, count)).transpose(3, 4)  # one action of each kind per group
         else:
@@ -193,11 +280,12 @@ class CQL(Algorithm):
     def _conservative_losses(self, gap: Tensor) -> tuple[Tensor, Tensor]:
         """The critics' term [R, M] and the multiplier's loss [R]."""
         config = self.config
+        weight = per_row(config.cql_weight)
         multiplier = self.multiplier.log.exp().clamp(0, LAGRANGE_MAXIMUM).unsqueeze(1)
         if config.lagrange == "none":
-            return config.cql_weight * gap, torch.zeros_like(self.multiplier.log)
+            return weight * gap, torch.zeros_like(self.multiplier.log)
         if config.lagrange == "weighted_gap":
-            excess = config.cql_weight * gap - config.lagrange_threshold
+            excess = weight * gap - config.lagrange_threshold
         else:
-            excess = config.cql_weight * (gap - config.lagrange_threshold)
+            excess = weight * (gap - config.lagrange_threshold)
         return multiplier.detach() * excess, -0.5 * (multiplier * excess.detach()).sum(1)

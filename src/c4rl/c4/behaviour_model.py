@@ -61,7 +61,8 @@ class BehaviourModel:
             self.weight[:, z].copy_(W)
             self.bias[:, z].copy_((mean_a - mean_s @ W).squeeze(-2))
             self.log_std[:, z].copy_(0.5 * variance.clamp_min(self.std_floor**2).log())
-        self.log_p.copy_((responsibilities.sum(-2) / mass.squeeze(-1)).log())
+        share = responsibilities.sum(-2) / mass.squeeze(-1)
+        self.log_p.copy_(share.clamp_min(torch.finfo(share.dtype).tiny).log())  # finite for a dead cluster too
 
     def mean(self, states: Tensor) -> Tensor:
         """E_z[a|s] for states [R, B, d], [R, K, B, a]."""

@@ -92,6 +92,8 @@ class ClusterSampler:
 
         Before a run's first refresh: all its rows uniformly, z = 0.
         """
+        if streams.fuses:
+            return self._fused_rows(streams, batch_size)
         ends = self._ends()
         total = ends[:, -1:]
         z = torch.searchsorted(ends, _below(_uniform(streams, "c4/cluster", 1) * total, total), right=True)
@@ -104,6 +106,16 @@ class ClusterSampler:
         clustered = self._pool.gather(1, (flat - z * size).clamp(0, size - 1))
         uniform = self.offsets + (u * self.lengths).long()
         return torch.where(self._started, clustered, uniform), torch.where(self._started, z, 0).squeeze(1)
+
+    def _fused_rows(self, streams: Streams, batch_size: int) -> tuple[Tensor, Tensor]:
+        from c4rl.kernels.random import cluster_rows  # needs Triton
+
+        rows = torch.empty(len(self._pool), batch_size, dtype=torch.int64, device=self._pool.device)
+        cluster = torch.empty(len(self._pool), dtype=torch.int64, device=self._pool.device)
+        keys = streams.keys("c4/cluster"), streams.keys("c4/rows")
+        tables = self._cumulative, self._pool, self._started, self.offsets, self.lengths
+        cluster_rows(rows, cluster, *keys, streams.step, *tables)
+        return rows, cluster
 
     def state(self) -> dict[str, Tensor]:
         """The tables of the last refresh, for a checkpoint."""
@@ -132,11 +144,14 @@ def _below(value: Tensor, end: Tensor) -> Tensor:
 
 def _shuffled_order(seeds: Sequence[int], lengths: Tensor, pool_size: int) -> Tensor | None:
     """A permutation of each run's rows, [R, N_max]; None where every run fits in its pool."""
-    longest = int(lengths.max())
+    longest, step = int(lengths.max()), torch.zeros((), dtype=torch.int64, device=lengths.device)
     if longest <= pool_size:
         return None
-    position = torch.arange(longest, device=lengths.device)
-    streams = Streams(list(seeds), torch.zeros((), dtype=torch.int64, device=lengths.device))
-    # a run that fits in its pool keeps its order
-    key = torch.where(lengths <= pool_size, position / longest, _uniform(streams, "c4/pool", longest))
-    return key.masked_fill(position >= lengths, 2.0).argsort(1).int()
+    key = torch.full((len(seeds), longest), 2.0, dtype=torch.float64, device=lengths.device)
+    # run by run: what is drawn depends on how many are drawn, and must not depend on a longer run beside it
+    for run, (seed, length) in enumerate(zip(seeds, lengths.flatten().tolist(), strict=True)):
+        if length > pool_size:
+            key[run, :length] = _uniform(Streams([seed], step), "c4/pool", length)[0]
+        else:  # a run that fits in its pool keeps its order
+            key[run, :length] = torch.arange(length, device=lengths.device) / length
+    return key.argsort(1).int()

@@ -11,7 +11,7 @@ from c4rl.c4.cluster_sampler import ClusterSampler
 from c4rl.c4.cross_covariance import monitor
 from c4rl.c4.feature_gradients import Mode
 from c4rl.c4.gaussian_mixture import CovarianceKind, Failure, Fit, Mixture, fit, kmeans_start
-from c4rl.c4.principal_directions import Projection, principal_directions
+from c4rl.c4.principal_directions import Projection, fused_solvers, principal_directions
 from c4rl.c4.trajectory_tails import with_trajectory_tails
 from c4rl.errors import InputError
 from c4rl.random import Streams
@@ -85,19 +85,23 @@ class Clustering:
             raise InputError(
                 "--initial-clusters: found state_action without the rows' states and actions, expected them"
             )
+        components = config.K if isinstance(config.K, Tensor) else torch.full((runs,), config.K)
+        self.components = components.to(device, torch.int64)  # K of each run
+        self.clusters = int(components.max())  # the largest, for which all have tables
         self.state_actions, self.trajectory_ids = state_actions, trajectory_ids
         self.trajectory_count = 0 if trajectory_ids is None else int(trajectory_ids.max()) + 1
         self.tables = ClusterSampler(
             seeds,
             offsets,
             lengths,
-            [config.K] * runs,
+            self.components.tolist(),
             drop_small=config.drop_small,
             pool_size=config.pool,
             device=device,
         )
+        # numbers of the host: a checkpoint must not ask the device
+        self._own_extents = list(zip(self.components.tolist(), self.tables.pool_mask.sum(1).tolist(), strict=True))
         self.cluster = torch.zeros(runs, dtype=torch.int64, device=device)  # z of the batch at hand
-        self.components = torch.full((runs,), config.K, dtype=torch.int64, device=device)
         self.failed_at = torch.full((runs,), -1, dtype=torch.int64, device=device)
         self.failure = torch.zeros(runs, dtype=torch.int64, device=device)
         self.last_index = 0
@@ -141,7 +145,7 @@ class Clustering:
         else:
             weights = self._with_tails(self._members(drawn, mask), pool)
         newly = (failure != 0) & (self.failed_at < 0)
-        self.failed_at.copy_(torch.where(newly, step, self.failed_at))
+        self.failed_at.copy_(torch.where(newly, streams.step, self.failed_at))
         self.failure.copy_(torch.where(newly, failure, self.failure))
         self.tables.refresh(weights, index, failure != 0)
         self._keep(found.mixture, projections, own)
@@ -158,24 +162,31 @@ class Clustering:
         if self._carries_over and self.memberships is not None:
             start = self.memberships[:, fitted]
         else:
-            start = kmeans_start(y, streams, self.components, config.K, valid)
+            start = kmeans_start(y, streams, self.components, self.clusters, valid)
         return fit(y, start, valid, covariance=config.covariance, steps=steps)
 
     @property
     def _carries_over(self) -> bool:
         return self.config.mixture_start == "warm" and self.tables.holds_all_rows
 
+    @property
+    def static_refresh(self) -> bool:
+        """Whether every refresh after the first runs the same operations without a word to the host."""
+        directions = None if self.projections is None else self.projections[0].directions
+        solved_here = directions is None or fused_solvers(directions.shape[1], directions.device)
+        return self._carries_over and self.config.sampler != "hard" and solved_here
+
     def _state_action_clusters(self, pool: Tensor, mask: Tensor, streams: Streams) -> Fit:
         assert self.state_actions is not None
         x = self.state_actions(pool)
-        start = kmeans_start(x, streams, self.components, self.config.K, mask)
+        start = kmeans_start(x, streams, self.components, self.clusters, mask)
         return fit(x, start, mask, covariance=self.config.covariance, steps=STATE_ACTION_STEPS)
 
     def _members(self, responsibilities: Tensor, mask: Tensor) -> Tensor:
         """The weights of the pool's rows in each cluster, [R, P, K]: r_iz, or 0 and 1."""
         weights = responsibilities
         if self.config.sampler == "hard":
-            weights = torch.nn.functional.one_hot(responsibilities.argmax(2), self.config.K).to(responsibilities.dtype)
+            weights = torch.nn.functional.one_hot(responsibilities.argmax(2), self.clusters).to(responsibilities.dtype)
         return torch.where(mask.unsqueeze(2), weights, 0)
 
     def _with_tails(self, weights: Tensor, pool: Tensor) -> Tensor:
@@ -224,6 +235,9 @@ class Clustering:
         self, split: dict[str, Tensor], mixture: Mixture, projections: tuple[Projection, Projection] | None
     ) -> dict[str, Tensor]:
         weights = self.tables.weights.sort(1, descending=True).values
+        if isinstance(self.config.K, Tensor):  # a run of fewer clusters has no such numbers
+            unused = torch.arange(self.clusters, device=weights.device) >= self.components.unsqueeze(1)
+            weights = weights.masked_fill(unused, torch.nan)
         out = {"c4_effective_K": mixture.effective_clusters()}
         out |= {f"c4_cluster_{z}": weights[:, z] for z in range(weights.shape[1])}
         names = ("within_trace", "between_trace", "within_frobenius", "between_frobenius")
@@ -253,6 +267,16 @@ class Clustering:
         if self.memberships is not None:
             out["memberships"] = self.memberships
         return out | {"cluster": self.cluster}
+
+    def extents(self, run: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """K and pool length: the run's own, and those of the stack's tables."""
+        return self._own_extents[run], (self.clusters, self.tables.pool_mask.shape[1])
+
+
+def launch_key(config: ClusteringConfig, rows: int) -> tuple[int, int, bool]:
+    """Runs on this many rows look at every n-th of them, and meet all of them at every refresh or not."""
+    pool = min(rows, config.pool)
+    return _every(pool, FIT_ROWS).step, _every(pool, LOOK_ROWS).step, rows <= config.pool
 
 
 def _every(rows: int, most: int) -> slice:

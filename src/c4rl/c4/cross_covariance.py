@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from c4rl.errors import InputError
+from c4rl.kernels import fused, transposed_product
 
 Estimator = Literal["plugin", "unbiased", "dot_product"]
 Scale = Literal["raw", "per_feature"]
+MOST_FUSED_ROWS = 1024  # what one program of the fused kernel can hold
 
 
 def _weights(valid: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -50,6 +52,10 @@ def _is_zero(beta: float | Tensor) -> bool:
 
 
 def _plugin(g_next: Tensor, g: Tensor, valid: Tensor, beta: float | Tensor) -> Tensor:
+    if fused(g) and g.dim() == 4 and g.shape[2] <= MOST_FUSED_ROWS and valid.shape == (len(g), 1, g.shape[2]):
+        from c4rl.kernels.covariance import penalty  # needs Triton
+
+        return penalty(g_next, g, valid, beta)
     C = cross_covariance(g_next, g, valid)
     size = C.square().sum((-2, -1))
     return size if _is_zero(beta) else size + beta * _trace(C).square()
@@ -158,7 +164,7 @@ def monitor(g_next: Tensor, g: Tensor, valid: Tensor, responsibilities: Tensor |
         weight, n = _weights(valid, g)
         x = (g_next - _mean(g_next, weight, n)) * weight
         y = (g - _mean(g, weight, n)) * weight
-        C = x.mT @ y / (n - 1).clamp_min(1)
+        C = transposed_product(x, y) / (n - 1).clamp_min(1)
         spread = (x.square().sum((-2, -1)) * y.square().sum((-2, -1))).sqrt() / (n - 1).clamp_min(1)[..., 0, 0]
         trace = _trace(C)
         found = {

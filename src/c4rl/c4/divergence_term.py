@@ -49,9 +49,10 @@ class DivergenceTerm:
         if config.divergence == "mmd" and algorithm.has_density and config.divergence_samples < 2:
             raise InputError(f"--divergence-samples: found {config.divergence_samples}, expected 2 or more for mmd")
         self.config, self.clustering, self.buffer = config, clustering, buffer
+        self.critic_inputs = algorithm.critic_inputs
         self.behaviour = BehaviourModel(
             stack.runs,
-            clustering.config.K,
+            clustering.clusters,
             stack.observation_dim,
             stack.action_dim,
             device=stack.device,
@@ -111,7 +112,7 @@ class DivergenceTerm:
         """log p(g) of pairs [R, B, s + a] under the mixture's marginal of g, [R, B]."""
         clustering = self.clustering
         assert clustering.mixture is not None
-        g = feature_gradients(clustering.config.mode, critic, pairs, slice(1))[:, 0]
+        g = feature_gradients(clustering.config.mode, critic, self.critic_inputs(pairs), slice(1))[:, 0]
         if clustering.projections is not None:
             g = clustering.projections[1](g)
         return clustering.mixture.marginal_log_prob(g)

@@ -30,11 +30,15 @@ class CrossCovarianceMonitor(Plugin):
         rows = streams.integers("monitor", buffer.lengths, SAMPLE) + buffer.offsets.unsqueeze(1)
         self.batch = buffer.gather(rows)
 
+    @property
+    def static_refresh(self) -> bool:
+        return True
+
     def refresh(self, algorithm: "Algorithm", step: int) -> dict[str, Tensor]:
         assert algorithm.critics is not None
         critic, target = algorithm.critics
-        exact_next, proxy_next = both_feature_gradients(target, self.batch.next_state_actions)
-        exact, proxy = both_feature_gradients(critic, self.batch.state_actions)
+        exact_next, proxy_next = both_feature_gradients(target, algorithm.critic_inputs(self.batch.next_state_actions))
+        exact, proxy = both_feature_gradients(critic, algorithm.critic_inputs(self.batch.state_actions))
         out = {}
         for mode, g_next, g in (("exact", exact_next, exact), ("proxy", proxy_next, proxy)):
             trace, normalised = traces(g_next, g, self.batch.next_valid.unsqueeze(1))

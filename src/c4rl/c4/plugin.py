@@ -1,19 +1,21 @@
 """C4 as a plug-in: single-cluster batches + cross-covariance penalty + divergence term (Algorithm 1)."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
 import tyro
 from torch import Tensor
 
-from c4rl.c4.clustering import Clustering, ClusteringConfig
+from c4rl.c4.clustering import Clustering, ClusteringConfig, launch_key
 from c4rl.c4.cross_covariance import Estimator, Scale, automatic_weight, penalty
 from c4rl.c4.divergence_term import DivergenceConfig, DivergenceTerm
 from c4rl.c4.divergences import check_divergence
 from c4rl.c4.feature_gradients import feature_gradients, online_feature_gradients
+from c4rl.c4.padding import own_part, padded
 from c4rl.errors import InputError
-from c4rl.networks import Critic
+from c4rl.networks import Critic, per_row
 from c4rl.plugins import ActorStep, CriticStep, Plugin, Sampler
 from c4rl.training.buffer import Batch, TransitionBuffer
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class C4Config(ClusteringConfig, DivergenceConfig):
+    stackable: ClassVar[frozenset[str]] = frozenset({"lambda_", "lambda_fraction", "beta", "K"})
+
     lambda_: Annotated[float | Literal["auto"], tyro.conf.arg(name="lambda")] = 0.3
     """Weight of the cross-covariance penalty; auto holds it at --lambda-fraction of the TD loss."""
     lambda_fraction: float = 0.1
@@ -73,6 +77,10 @@ class C4(Plugin):
         if options.divergence_weight:
             check_divergence(options.divergence, deterministic=not algorithm.has_density)
 
+    @classmethod
+    def launch_key(cls, options: C4Config, rows: int, data: int) -> Hashable:
+        return launch_key(options, rows)
+
     def attach(self, algorithm: "Algorithm", buffer: TransitionBuffer) -> None:
         config, stack = self.config, algorithm.stack
         self.streams, self.buffer = algorithm.streams, buffer
@@ -105,20 +113,21 @@ class C4(Plugin):
 
     def critic_penalty(self, step: CriticStep) -> Tensor | None:
         config = self.config
-        if config.lambda_ == 0:
+        if not isinstance(config.lambda_, Tensor) and config.lambda_ == 0:
             return None
         batch = step.batch
         g = online_feature_gradients(config.mode, step.critic, step.output, batch.state_actions)
         g_next = feature_gradients(config.mode, step.target, self._next_pairs(batch.next_state_actions))
         valid = self._valid(batch).unsqueeze(1)
-        size = penalty(g_next, g, valid, beta=config.beta, estimator=config.estimator, scale=config.scale)  # [R, M]
+        beta = per_row(config.beta)
+        size = penalty(g_next, g, valid, beta=beta, estimator=config.estimator, scale=config.scale)  # [R, M]
         td_loss = step.td_loss.detach()
         if isinstance(config.lambda_, str):
             mean = size.detach().mean(1)
             weight = automatic_weight(mean, td_loss.mean(1), config.lambda_fraction, self._averages.T).unsqueeze(1)
             weighted = weight * size
         else:
-            weighted = config.lambda_ * size
+            weighted = per_row(config.lambda_) * size
         with torch.no_grad():
             self._penalty.copy_(weighted.sum(1))
             self._share.copy_(weighted.sum(1) / td_loss.sum(1).clamp_min(1e-12))
@@ -135,6 +144,10 @@ class C4(Plugin):
             _average_members(algorithm.critics[0])
         return self._refresh_clusters(algorithm, step)
 
+    @property
+    def static_refresh(self) -> bool:
+        return self.divergence is None and self.clustering.static_refresh
+
     def metrics(self) -> dict[str, Tensor]:
         return {"c4_penalty": self._penalty, "c4_penalty_to_td": self._share}
 
@@ -146,6 +159,12 @@ class C4(Plugin):
         out |= {"next_actions_kept": self._next_actions_kept, **self.clustering.state()}
         return out | (self.divergence.state() if self.divergence is not None else {})
 
+    def own_part(self, name: str, tensor: Tensor, run: int) -> Tensor:
+        return own_part(name, tensor, *self.clustering.extents(run))
+
+    def padded(self, name: str, own: Tensor, run: int) -> Tensor:
+        return padded(name, own, *self.clustering.extents(run))
+
     # --
 
     def _refresh_clusters(self, algorithm: "Algorithm", step: int) -> dict[str, Tensor]:
@@ -156,8 +175,9 @@ class C4(Plugin):
 
         def gradients(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             batch = self.buffer.gather(rows)
-            g_next = feature_gradients(mode, next_critic, batch.next_state_actions, first)[:, 0]
-            g = feature_gradients(mode, critic, batch.state_actions, first)[:, 0]
+            pairs, next_pairs = map(algorithm.critic_inputs, (batch.state_actions, batch.next_state_actions))
+            g_next = feature_gradients(mode, next_critic, next_pairs, first)[:, 0]
+            g = feature_gradients(mode, critic, pairs, first)[:, 0]
             return g_next, g, self._valid(batch) > 0
 
         report = self.clustering.refresh(gradients, self.streams, step)

@@ -4,15 +4,19 @@ Penultimate features have 256 dimensions; the mixture is fitted on d of them per
 keeps Omega_z = [Sigma' C; C^T Sigma] readable in blocks.
 """
 
+from collections.abc import Callable
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from c4rl.kernels import available, transposed_product
 from c4rl.random import Streams
 
 EXTRA_DIRECTIONS = 16  # searched beside those asked for: the error falls with the gap to the first one left out
 POWER_STEPS = 6
+FUSED_SIZE = 512  # the largest matrix that the fused kernels take
 
 
 class Projection(NamedTuple):
@@ -37,7 +41,7 @@ def principal_directions(g: Tensor, dimensions: int = 16, valid: Tensor | None =
     rows = torch.where(usable.unsqueeze(2), g, 0)
     mean = (rows.sum(1, dtype=torch.float64) / count).to(g.dtype)
     centred = torch.where(usable.unsqueeze(2), rows - mean.unsqueeze(1), 0)
-    covariance = (centred.mT @ centred).double() / count.unsqueeze(2)
+    covariance = transposed_product(centred, centred).double() / count.unsqueeze(2)
     # an overflowed matrix of one run must not end the others: its rows are reported by the fit
     covariance = torch.where(covariance.isfinite().flatten(1).all(1).view(-1, 1, 1), covariance, 0)
     total = covariance.diagonal(dim1=1, dim2=2).sum(1)
@@ -59,11 +63,32 @@ def _leading_eigenvectors(matrix: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """
     size = matrix.shape[1]
     width = min(size, count + EXTRA_DIRECTIONS)
-    step = torch.zeros((), dtype=torch.int64, device=matrix.device)
-    start = Streams([0], step, matrix.dtype).normal("principal_directions", size, width)
-    basis = torch.linalg.qr(start.expand(len(matrix), -1, -1))[0]
+    first = _first_basis(size, width, matrix.device, matrix.dtype)
+    orthonormal, symmetric_eigen = _solvers(first)
+    basis = first.expand(len(matrix), -1, -1)
     for _ in range(POWER_STEPS):
-        basis = torch.linalg.qr(matrix @ (matrix @ basis))[0]
-    eigenvalues, rotation = torch.linalg.eigh(basis.mT @ matrix @ basis)
+        basis = orthonormal(matrix @ (matrix @ basis))
+    eigenvalues, rotation = symmetric_eigen(basis.mT @ matrix @ basis)
     leading = (basis @ rotation)[:, :, -count:].flip(2)
     return eigenvalues[:, -count:].flip(1).clamp(min=0), leading
+
+
+@cache
+def _first_basis(size: int, width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Fixed orthonormal columns in no particular direction, [m, d]."""
+    step = torch.zeros((), dtype=torch.int64, device=device)
+    return torch.linalg.qr(Streams([0], step, dtype).normal("principal_directions", size, width)[0])[0]
+
+
+def fused_solvers(size: int, device: torch.device) -> bool:
+    """Whether fused kernels take matrices of this many rows: PyTorch's eigensolver waits for the host."""
+    return size <= FUSED_SIZE and available(device)
+
+
+def _solvers(first: Tensor) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], tuple[Tensor, Tensor]]]:
+    """Orthonormal columns [R, m, d], and the eigenvalues and eigenvectors of a symmetric [R, d, d]; first: [m, d]."""
+    if fused_solvers(len(first), first.device):
+        from c4rl.kernels.subspace import orthonormal, symmetric_eigen
+
+        return partial(orthonormal, spare=first), symmetric_eigen
+    return lambda columns: torch.linalg.qr(columns)[0], torch.linalg.eigh

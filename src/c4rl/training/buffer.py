@@ -24,6 +24,7 @@ class Batch(NamedTuple):
     rewards: Tensor  # [R, B]
     continues: Tensor  # [R, B], 1 - terminal
     next_valid: Tensor  # [R, B], 1 where the logged next action is valid
+    rows: Tensor | None = None  # [R, B], where the rows lie in the buffer
 
 
 @dataclass(frozen=True)
@@ -63,14 +64,14 @@ class TransitionBuffer:
         self.packed = self.packed.to(device)
         ids = np.concatenate([dataset.trajectory_ids for dataset, _ in datasets])
         self.trajectory_ids = torch.tensor(ids, dtype=torch.int32, device=device)  # [N], from 0 in each dataset
-        self._lengths = lengths
+        self.dataset_lengths = lengths
         self._assign(dataset_of_run)
 
     def _assign(self, dataset_of_run: Sequence[int]) -> None:
-        starts = np.concatenate([[0], np.cumsum(self._lengths)[:-1]]).tolist()
-        device = self.packed.device
+        starts = np.concatenate([[0], np.cumsum(self.dataset_lengths)[:-1]]).tolist()
+        lengths, device = self.dataset_lengths, self.packed.device
         self.offsets = torch.tensor([starts[i] for i in dataset_of_run], dtype=torch.int64, device=device)
-        self.lengths = torch.tensor([self._lengths[i] for i in dataset_of_run], dtype=torch.int64, device=device)
+        self.lengths = torch.tensor([lengths[i] for i in dataset_of_run], dtype=torch.int64, device=device)
 
     def for_runs(self, dataset_of_run: Sequence[int]) -> "TransitionBuffer":
         """The same rows (not copied), read by these runs."""
@@ -80,7 +81,7 @@ class TransitionBuffer:
 
     def gather(self, rows: Tensor) -> Batch:
         """rows [R, B]: indices into the packed rows (offsets included)."""
-        return self.unpack(self.packed.index_select(0, rows.flatten()).view(*rows.shape, -1))
+        return self.unpack(self.packed.index_select(0, rows.flatten()).view(*rows.shape, -1))._replace(rows=rows)
 
     def unpack(self, packed: Tensor) -> Batch:
         s, a = self.widths

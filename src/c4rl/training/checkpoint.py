@@ -4,6 +4,7 @@ Random numbers are a function of (seed, stream, update), so the update's number 
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from safetensors.numpy import save_file
 from c4rl.errors import InputError
 from c4rl.files import replacing
 from c4rl.numpy_policy import NumpyPolicy
-from c4rl.training.lane import RunState
+from c4rl.training.runs import RunKey, file_name, key_from
+from c4rl.training.snapshot import RunState
 
 SCHEMA = "1"
 
@@ -25,55 +27,57 @@ class Progress:
     """How far the job is; travels in the checkpoint's header."""
 
     update: int = 0
-    frozen: dict[str, dict[str, Any]] = field(default_factory=dict)  # seed -> {update, failed_at, reason}
+    frozen: dict[str, dict[str, Any]] = field(default_factory=dict)  # str(run's key) -> {update, failed_at, reason}
     training_seconds: float = 0.0
     clustering_seconds: float = 0.0
     evaluation_seconds: float = 0.0
     run_updates: int = 0
-    dataset_sha256: str = ""
+    dataset_sha256: str = ""  # of several datasets: one after the other
+    pending: list[int] = field(default_factory=list)  # updates whose evaluations are under way
 
 
-def save_checkpoint(path: Path, states: dict[int, RunState], progress: Progress) -> None:
+def save_checkpoint(path: Path, states: Mapping[Any, RunState], progress: Progress) -> None:
     # contiguous: safetensors writes memory as it lies, and a matrix from linear algebra may lie transposed
     arrays = {
-        f"seed_{seed}/{name}": t.contiguous().numpy() for seed, state in states.items() for name, t in state.items()
+        f"{file_name(run)}/{name}": t.contiguous().numpy() for run, state in states.items() for name, t in state.items()
     }
     metadata = {"schema": SCHEMA, "kind": "checkpoint", "progress": json.dumps(asdict(progress))}
     with replacing(path) as temporary:
         save_file(arrays, temporary, metadata)
 
 
-def load_checkpoint(path: Path) -> tuple[dict[int, RunState], Progress]:
-    states: dict[int, RunState] = {}
+def load_checkpoint(path: Path) -> tuple[dict[RunKey, RunState], Progress]:
+    states: dict[RunKey, RunState] = {}
     with _opened(path, "checkpoint") as file:
         for key in file.keys():  # noqa: SIM118 - not a mapping
             prefix, name = key.split("/", 1)
-            states.setdefault(int(prefix.removeprefix("seed_")), {})[name] = file.get_tensor(key)
+            states.setdefault(key_from(prefix), {})[name] = file.get_tensor(key)
         progress = Progress(**json.loads(file.metadata()["progress"]))
     return states, progress
 
 
-def save_policies(path: Path, policies: dict[int, NumpyPolicy], update: dict[int, int]) -> None:
+def save_policies(path: Path, policies: Mapping[Any, NumpyPolicy], update: Mapping[Any, int]) -> None:
     arrays = {
-        f"seed_{seed}/{name}": np.ascontiguousarray(array)
-        for seed, policy in policies.items()
+        f"{file_name(run)}/{name}": np.ascontiguousarray(array)
+        for run, policy in policies.items()
         for name, array in policy.arrays().items()
         if array.dtype.kind == "f"
     }
-    facts = {str(s): {"layers": len(p.weights), "squash": p.squash, "update": update[s]} for s, p in policies.items()}
+    facts = {str(r): {"layers": len(p.weights), "squash": p.squash, "update": update[r]} for r, p in policies.items()}
     with replacing(path) as temporary:
         save_file(arrays, temporary, {"schema": SCHEMA, "kind": "policies", "facts": json.dumps(facts)})
 
 
-def load_policies(path: Path) -> dict[int, NumpyPolicy]:
+def load_policies(path: Path) -> dict[RunKey, NumpyPolicy]:
     policies = {}
     with _opened(path, "policies", framework="np") as file:
         facts = json.loads(file.metadata()["facts"])
-        for seed, fact in facts.items():
-            prefix = f"seed_{seed}/"
+        for text, fact in facts.items():
+            run = key_from(text)
+            prefix = f"{file_name(run)}/"
             arrays = {k.removeprefix(prefix): file.get_tensor(k) for k in file.keys() if k.startswith(prefix)}  # noqa: SIM118
             arrays |= {"layers": np.array(fact["layers"]), "squash": np.array(fact["squash"])}
-            policies[int(seed)] = NumpyPolicy.from_arrays(arrays)
+            policies[run] = NumpyPolicy.from_arrays(arrays)
     return policies
 
 

@@ -1,12 +1,15 @@
 """What a person sees while a job runs: a live table in a terminal, plain lines elsewhere."""
 
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+
+from c4rl.training.runs import Run, RunKey
 
 PLAIN_SECONDS = 10.0  # at most one plain line of losses this often
 SHOWN = ("critic_loss", "actor_loss", "q")
@@ -17,11 +20,12 @@ def number(value: float | None) -> str:
 
 
 class Display:
-    def __init__(self, title: str, seeds: list[int], total: int, start: int, console: Console) -> None:
+    def __init__(self, title: str, runs: Sequence[Run], total: int, start: int, console: Console) -> None:
         self.title, self.total, self.console = title, total, console
-        self.runs: dict[int, dict[str, Any]] = {seed: {"state": "training"} for seed in seeds}
+        self.groups = {run.key: run.group for run in runs}
+        self.runs: dict[RunKey, dict[str, Any]] = {run.key: {"state": "training"} for run in runs}
         self._plain_at = 0.0
-        self._began, self._start = time.monotonic(), start
+        self._began, self._start, self._update = time.monotonic(), start, start
         self._live: Live | None = None
         if console.is_terminal:
             self._bar = Progress(
@@ -43,35 +47,40 @@ class Display:
             console.print(title, highlight=False)
 
     def advance(self, update: int, stage: str = "updates") -> None:
+        self._update = update
         if self._live is not None:
             self._bar.update(self._task, description=stage, completed=update, speed=f"{self._speed(update):,.1f}/s")
 
-    def metrics(self, update: int, per_seed: dict[int, dict[str, float]]) -> None:
-        for seed, values in per_seed.items():
-            self.runs[seed].update({name: values[name] for name in SHOWN if name in values})
+    def metrics(self, update: int, per_run: Mapping[RunKey, dict[str, float]]) -> None:
+        for run, values in per_run.items():
+            self.runs[run].update({name: values[name] for name in SHOWN if name in values})
         if self._live is not None:
             self._draw()
         elif time.monotonic() - self._plain_at >= PLAIN_SECONDS:
             self._plain_at = time.monotonic()
-            mean = {n: _mean([v[n] for v in per_seed.values() if n in v]) for n in SHOWN}
+            mean = {n: _mean([v[n] for v in per_run.values() if n in v]) for n in SHOWN}
             parts = "  ".join(f"{n} {number(v)}" for n, v in mean.items() if v is not None)
             self._line(f"update {update:,}/{self.total:,}  {parts}  {self._left(update)}")
 
-    def evaluation(self, update: int, per_seed: dict[int, dict[str, Any]]) -> None:
-        for seed, record in per_seed.items():
-            run = self.runs[seed]
+    def evaluation(self, update: int, per_run: Mapping[RunKey, dict[str, Any]]) -> None:
+        for key, record in per_run.items():
+            run = self.runs[key]
             run.update({k: v for k, v in record.items() if isinstance(v, float)})
             if "score" in record:
                 run["best"] = max(run.get("best", -float("inf")), record["score"])
         if self._live is not None:
             self._draw()
-        else:
-            names = [k for k in next(iter(per_seed.values())) if isinstance(next(iter(per_seed.values()))[k], float)]
-            parts = "  ".join(f"{n} " + " ".join(number(r[n]) for r in per_seed.values()) for n in names)
-            self._line(f"update {update:,}/{self.total:,}  {parts}  {self._left(update)}")
+            return
+        for group in dict.fromkeys(self.groups[key] for key in per_run):
+            records = [record for key, record in per_run.items() if self.groups[key] == group]
+            names = [name for name, value in records[0].items() if isinstance(value, float)]
+            parts = [f"{name} " + " ".join(number(record[name]) for record in records) for name in names]
+            left = self._left(max(update, self._update))  # scores may come late
+            words = [f"update {update:,}/{self.total:,}", *([group] if group else []), *parts, left]
+            self._line("  ".join(words))
 
-    def frozen(self, seed: int, sentence: str) -> None:
-        self.runs[seed]["state"] = "stopped"
+    def frozen(self, run: RunKey, sentence: str) -> None:
+        self.runs[run]["state"] = "stopped"
         self.message(sentence)
 
     def message(self, text: str) -> None:
@@ -103,10 +112,11 @@ class Display:
             if any(n in run for run in self.runs.values())
         ]
         table = Table(title=self.title, title_justify="left")
-        for heading in ("seed", *names, *scores, "state"):
-            table.add_column(heading.replace("_", " "), justify="left" if heading == "state" else "right")
-        for seed, run in self.runs.items():
-            table.add_row(str(seed), *(number(run.get(n)) for n in (*names, *scores)), run["state"])
+        first = "run" if any(self.groups.values()) else "seed"
+        for heading in (first, *names, *scores, "state"):
+            table.add_column(heading.replace("_", " "), justify="left" if heading in ("run", "state") else "right")
+        for key, run in self.runs.items():
+            table.add_row(str(key), *(number(run.get(n)) for n in (*names, *scores)), run["state"])
         self._live.update(Group(table, self._bar))
 
 

@@ -1,37 +1,72 @@
 """Scores of the runs: in the simulator, or on held-out trajectories where there is none."""
 
+import math
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 import torch
 
 from c4rl.config import TrainConfig
-from c4rl.environments.evaluation import EvaluationPool
+from c4rl.data.tasks import Task
+from c4rl.environments.evaluation import MAX_WORKERS, EvaluationPool, _available_cores
 from c4rl.numpy_policy import NumpyPolicy
 from c4rl.training.buffer import Batch, TransitionBuffer
 from c4rl.training.lane import Lane
 from c4rl.training.preparation import Preparation
+from c4rl.training.runs import RunKey, runs_of
 
 CHUNK = 4096  # held-out rows per forward pass
 
 
+class SimulatorScores:
+    """An evaluation under way in the worker processes."""
+
+    def __init__(self, parts: list[tuple[Task, "Future[np.ndarray]", list[RunKey]]]) -> None:
+        self._parts = parts  # of each task: the returns to come, and of which runs they are
+
+    def done(self) -> bool:
+        return all(returns.done() for _, returns, _ in self._parts)
+
+    def result(self) -> dict[RunKey, dict[str, Any]]:
+        """Per run, its scores; waits for them."""
+        return {
+            run: score_record(task, episodes)
+            for task, returns, runs in self._parts
+            for run, episodes in zip(runs, returns.result(), strict=True)
+        }
+
+
 class SimulatorEvaluation:
-    """Undiscounted returns of the deterministic policy; scores are D4RL-normalised where the task has references."""
+    """Undiscounted returns of the deterministic policy, each run's in its own task; scores are D4RL-normalised where
+    the task has references."""
 
-    def __init__(self, config: TrainConfig, preparation: Preparation) -> None:
-        self.config, self.task = config, preparation.task
-        self._pool: EvaluationPool | None = None
+    def __init__(self, config: TrainConfig, preparations: Sequence[Preparation], spare_cores: int = 0) -> None:
+        """spare_cores: that the workers leave to others, where --threads does not say how many there are."""
+        self.config = config
+        self.tasks = {run.key: preparations[run.data].task for run in runs_of(config)}
+        self._pools: dict[Task, EvaluationPool] = {}
+        cores = config.threads or min(_available_cores() - spare_cores, MAX_WORKERS)
+        self.workers = max(1, math.ceil(cores / len(set(self.tasks.values()))))  # of each task
 
-    def __call__(self, lanes: list[Lane], policies: dict[int, NumpyPolicy]) -> dict[int, dict[str, Any]]:
-        if self._pool is None:
-            self._pool = EvaluationPool(self.task, self.config.threads)
-        seeds = list(policies)
-        returns = self._pool.evaluate([policies[s] for s in seeds], self.config.eval_episodes, self.config.eval_seed)
-        return {seed: score_record(self.task, episodes) for seed, episodes in zip(seeds, returns, strict=True)}
+    def __call__(self, lanes: list[Lane], policies: Mapping[RunKey, NumpyPolicy]) -> dict[RunKey, dict[str, Any]]:
+        return self.submit(policies).result()
+
+    def submit(self, policies: Mapping[RunKey, NumpyPolicy]) -> SimulatorScores:
+        """Begin, and do not wait."""
+        parts = []
+        for task in dict.fromkeys(self.tasks[run] for run in policies):
+            if task not in self._pools:
+                self._pools[task] = EvaluationPool(task, self.workers)
+            runs = [run for run in policies if self.tasks[run] == task]
+            own = [policies[run] for run in runs]
+            parts.append((task, self._pools[task].submit(own, self.config.eval_episodes, self.config.eval_seed), runs))
+        return SimulatorScores(parts)
 
     def close(self) -> None:
-        if self._pool is not None:
-            self._pool.close()
+        for pool in self._pools.values():
+            pool.close()
 
 
 def score_record(task: Any, returns: np.ndarray) -> dict[str, Any]:
@@ -42,35 +77,39 @@ def score_record(task: Any, returns: np.ndarray) -> dict[str, Any]:
 class HeldOutEvaluation:
     """On trajectories kept from training: the critic's TD error and the policy's distance to the logged actions."""
 
-    def __init__(self, config: TrainConfig, preparation: Preparation, device: torch.device) -> None:
-        assert preparation.held_out is not None
-        self.buffer = TransitionBuffer([(preparation.held_out, preparation.scaling)], device)
+    def __init__(self, config: TrainConfig, preparations: Sequence[Preparation], device: torch.device) -> None:
+        kept = [(p.held_out, p.scaling) for p in preparations if p.held_out is not None]
+        assert len(kept) == len(preparations)
+        self.buffer = TransitionBuffer(kept, device)
 
-    def __call__(self, lanes: list[Lane], policies: dict[int, NumpyPolicy]) -> dict[int, dict[str, Any]]:
-        out: dict[int, dict[str, Any]] = {}
+    def __call__(self, lanes: list[Lane], policies: Mapping[RunKey, NumpyPolicy]) -> dict[RunKey, dict[str, Any]]:
+        out: dict[RunKey, dict[str, Any]] = {}
         for lane in lanes:
-            runs, rows = len(lane.seeds), len(self.buffer.packed)
-            squared_error = torch.zeros(runs, dtype=torch.float64)
-            squared_distance = torch.zeros(runs, dtype=torch.float64)
-            for start in range(0, rows, CHUNK):
-                batch = self.buffer.unpack(self.buffer.packed[start : start + CHUNK].expand(runs, -1, -1))
-                error, distance = self._chunk(lane, batch)
+            buffer = self.buffer.for_runs([run.data for run in lane.runs])
+            offsets, lengths = buffer.offsets.unsqueeze(1), buffer.lengths.unsqueeze(1)
+            rows = [buffer.dataset_lengths[run.data] for run in lane.runs]
+            squared_error = torch.zeros(len(rows), dtype=torch.float64)
+            squared_distance = torch.zeros(len(rows), dtype=torch.float64)
+            for start in range(0, max(rows), CHUNK):
+                position = torch.arange(start, min(start + CHUNK, max(rows)), device=offsets.device)
+                batch = buffer.gather(offsets + torch.minimum(position, lengths - 1))
+                error, distance = self._chunk(lane, batch, (position < lengths).double())
                 squared_error += error
                 squared_distance += distance
-            for run, seed in enumerate(lane.seeds):
-                out[seed] = {"held_out_action_rmse": float((squared_distance[run] / rows).sqrt())}
+            for run, key in enumerate(lane.keys):
+                out[key] = {"held_out_action_rmse": float((squared_distance[run] / rows[run]).sqrt())}
                 if lane.algorithm.has_critic:
-                    out[seed]["held_out_td_rmse"] = float((squared_error[run] / rows).sqrt())
+                    out[key]["held_out_td_rmse"] = float((squared_error[run] / rows[run]).sqrt())
         return out
 
     @staticmethod
-    def _chunk(lane: Lane, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sums over rows of the squared TD error (mean over critics) and squared action distance, [R] each."""
+    def _chunk(lane: Lane, batch: Batch, inside: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sums over the rows `inside` [R, B] of the squared TD error (mean over critics) and action distance, [R]."""
         actions = lane.algorithm.act(batch.observations)
-        distance = (actions - batch.actions).double().square().mean(2).sum(1).cpu()
+        distance = ((actions - batch.actions).double().square().mean(2) * inside).sum(1).cpu()
         error = lane.algorithm.temporal_difference(batch)
         zero = torch.zeros_like(distance)
-        return (error.double().square().mean(1).sum(1).cpu() if error is not None else zero), distance
+        return ((error.double().square().mean(1) * inside).sum(1).cpu() if error is not None else zero), distance
 
     def close(self) -> None:
         pass

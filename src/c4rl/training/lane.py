@@ -1,5 +1,7 @@
 """A lane: the runs that are updated in one launch. On a GPU one lane holds them all; on a CPU, as many as pay."""
 
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,22 +10,26 @@ from torch import Tensor
 from c4rl.algorithms.algorithm import Algorithm
 from c4rl.c4.monitor import CrossCovarianceMonitor
 from c4rl.config import TrainConfig
+from c4rl.kernels import kernels
 from c4rl.networks import Stack
 from c4rl.numpy_policy import NumpyPolicy
-from c4rl.plugins import Plugins
+from c4rl.plugins import Plugin, Plugins
 from c4rl.random import Streams
 from c4rl.registry import PLUGINS, algorithm_class, plugin_names
 from c4rl.training.buffer import Batch, Scaling, TransitionBuffer, UniformSampler
-from c4rl.training.cuda_graph import GraphedUpdates
+from c4rl.training.cuda_graph import GraphedCalls
+from c4rl.training.runs import Run, RunKey, as_runs, launches, runs_of, stacked_options
+from c4rl.training.snapshot import RunState, Snapshot
 
-RunState = dict[str, Tensor]  # one run's tensors, without the run axis, on the CPU
 METRICS = "metrics/"  # in a RunState: sums since the last reading, so that a resumed job logs the same means
 
 
-def lane_seeds(config: TrainConfig, seeds: list[int], device: torch.device) -> list[list[int]]:
-    """Seeds grouped into lanes. How they are grouped changes speed only, never a result."""
-    width = len(seeds) if device.type == "cuda" else algorithm_class(config.algorithm).runs_together_on_cpu
-    return [seeds[i : i + width] for i in range(0, len(seeds), max(width, 1))]
+def lanes_of(
+    config: TrainConfig, buffer: TransitionBuffer, device: torch.device, runs: Sequence[Run] | None = None
+) -> "list[Lane]":
+    """All runs of the job, or these; buffer: of the job's prepared data, in their order."""
+    together = launches(config, runs_of(config) if runs is None else runs, buffer.dataset_lengths, device)
+    return [Lane(config, some, buffer, device) for some in together]
 
 
 def _maker(kind: type) -> Any:
@@ -37,36 +43,49 @@ class Lane:
     def __init__(
         self,
         config: TrainConfig,
-        seeds: list[int],
+        runs: Sequence[Run | int],
         buffer: TransitionBuffer,
         device: torch.device,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.config, self.seeds, self.device = config, list(seeds), device
-        self.buffer = buffer.for_runs([0] * len(seeds))
+        """runs: those that `launches` lets share one; a seed stands for a run of a plain job."""
+        self.config, self.runs, self.device = config, as_runs(runs), device
+        self.seeds = [run.seed for run in self.runs]
+        self.keys: list[RunKey] = [run.key for run in self.runs]
+        self.buffer = buffer.for_runs([run.data for run in self.runs])
         self.step = torch.zeros((), dtype=torch.int64, device=device)
         self.streams = Streams(self.seeds, self.step, dtype)
         names = plugin_names(config.plugins, config.algorithm)
-        chosen = [_maker(PLUGINS[name][1])(options) for name, options in zip(names, config.plugin_options, strict=True)]
+        own_options, plugin_options = stacked_options(config, self.runs, device, dtype)
+        chosen = [_maker(PLUGINS[name][1])(options) for name, options in zip(names, plugin_options, strict=True)]
         if (config.monitor or "c4" in names) and algorithm_class(config.algorithm).has_critic:
             chosen.append(CrossCovarianceMonitor())
         self.plugins = Plugins(chosen)
         observation_dim, action_dim = buffer.widths
-        stack = Stack(tuple(seeds), observation_dim, action_dim, device, dtype, config.updates)
+        stack = Stack(tuple(self.seeds), observation_dim, action_dim, device, dtype, config.updates)
         self.algorithm: Algorithm = _maker(algorithm_class(config.algorithm))(
-            config.options, stack, self.streams, self.plugins
+            own_options, stack, self.streams, self.plugins
         )
-        self.algorithm.attach(self.buffer)
-        for plugin in self.plugins.all:
-            plugin.attach(self.algorithm, self.buffer)
+        with kernels(config.fused_kernels):
+            self.algorithm.attach(self.buffer)
+            for plugin in self.plugins.all:
+                plugin.attach(self.algorithm, self.buffer)
         self.sampler, self.uniform_sampler = self.plugins.sampler(self.buffer), UniformSampler(self.buffer)
         self.stage = 0  # of the last update
         # names and sums since the last reading of each stage's metrics; a captured graph adds to its stage's sums
         self._metrics: dict[int, tuple[list[str], Tensor]] = {}
         self.metric_count = 0
-        self.failed_at = torch.full((len(seeds),), -1, dtype=torch.int64, device=device)  # first non-finite update
+        self.failed_at = torch.full((len(runs),), -1, dtype=torch.int64, device=device)  # first non-finite update
         self._next = -1  # the update that the device's step counter is ready for
-        self._graphed = GraphedUpdates(self._update) if device.type == "cuda" and config.cuda_graph else None
+        self._graphed = GraphedCalls(self._update) if device.type == "cuda" and config.cuda_graph else None
+        self._refreshes: dict[Plugin, Callable[[int], dict[str, Tensor]]] = {
+            plugin: partial(plugin.refresh, self.algorithm) for plugin in self.plugins.all
+        }
+        if self._graphed is not None:
+            with kernels(config.fused_kernels):
+                static = [plugin for plugin in self.plugins.all if plugin.static_refresh]
+            for plugin in static:
+                self._refreshes[plugin] = GraphedCalls(self._refreshes[plugin], self._graphed.pool)
 
     def update(self, step: int) -> None:
         """Update number `step`, from 1."""
@@ -74,10 +93,11 @@ class Lane:
             self.step.fill_(step - 1)
         self._next = step + 1
         self.stage = self.algorithm.stage_at(step)[0]
-        if self._graphed is not None:
-            self._graphed(step, self.algorithm.phase(step))
-        else:
-            self._update(step)
+        with kernels(self.config.fused_kernels):
+            if self._graphed is not None:
+                self._graphed(step, self.algorithm.phase(step))
+            else:
+                self._update(step)
         self.metric_count += 1
 
     def _update(self, step: int) -> None:
@@ -101,37 +121,41 @@ class Lane:
         bad = ~values.isfinite().flatten(0, -2).all(0) & (self.failed_at < 0)
         self.failed_at.copy_(torch.where(bad, self.step, self.failed_at))
 
-    def refresh(self, step: int) -> dict[int, dict[str, float]]:
-        """What the algorithm and its plug-ins do between updates; per seed, what they report."""
-        found = self.algorithm.between(step)
-        for plugin in self.plugins.all if self.algorithm.stages[self.stage].plugged else ():
-            if plugin.period is not None and step % plugin.period == 0:
-                found |= plugin.refresh(self.algorithm, step)
+    def refresh(self, step: int) -> dict[RunKey, dict[str, float]]:
+        """What the algorithm and its plug-ins do between updates; per run, what they report."""
+        with kernels(self.config.fused_kernels):
+            found = self.algorithm.between(step)
+            for plugin in self.plugins.all if self.algorithm.stages[self.stage].plugged else ():
+                if plugin.period is not None and step % plugin.period == 0:
+                    found = found | self._refreshes[plugin](step)
         if not found:
             return {}
         per_run = torch.stack(list(found.values())).T.tolist()
-        return {seed: dict(zip(found, run, strict=True)) for seed, run in zip(self.seeds, per_run, strict=True)}
+        return {  # NaN: not this run's
+            key: {name: value for name, value in zip(found, values, strict=True) if value == value}
+            for key, values in zip(self.keys, per_run, strict=True)
+        }
 
     def ends_stage(self, step: int) -> bool:
         return self.algorithm.stage_at(step)[0] != self.algorithm.stage_at(step + 1)[0]
 
-    def read_metrics(self) -> dict[int, dict[str, float]]:
-        """Means since the last reading, per seed; starts anew."""
+    def read_metrics(self) -> dict[RunKey, dict[str, float]]:
+        """Means since the last reading, per run; starts anew."""
         names, sums = self._metrics[self.stage]
         means = (sums / max(self.metric_count, 1)).T.tolist()
         sums.zero_()
         self.metric_count = 0
-        return {seed: dict(zip(names, run, strict=True)) for seed, run in zip(self.seeds, means, strict=True)}
+        return {key: dict(zip(names, run, strict=True)) for key, run in zip(self.keys, means, strict=True)}
 
-    def failures(self) -> dict[int, tuple[int, str]]:
-        """Seeds that cannot go on -> the update at which it showed, and what it was."""
+    def failures(self) -> dict[RunKey, tuple[int, str]]:
+        """Runs that cannot go on -> the update at which it showed, and what it was."""
         for tensor in self.live_state().values():
             if tensor.dim() and tensor.is_floating_point():
                 self._note_failures(tensor.reshape(len(self.seeds), -1).T)
-        steps = zip(self.seeds, self.failed_at.tolist(), strict=True)
-        out = {seed: (step, "a loss or weight was not finite") for seed, step in steps if step >= 0}
+        steps = zip(self.keys, self.failed_at.tolist(), strict=True)
+        out = {key: (step, "a loss or weight was not finite") for key, step in steps if step >= 0}
         for plugin in self.plugins.all:
-            out |= {self.seeds[run]: failure for run, failure in plugin.failures().items()}
+            out |= {self.keys[run]: failure for run, failure in plugin.failures().items()}
         return out
 
     def live_state(self) -> dict[str, Tensor]:
@@ -141,42 +165,60 @@ class Lane:
             out |= {f"plugin.{type(plugin).__name__}/{name}": tensor for name, tensor in plugin.state().items()}
         return out
 
-    def run_states(self) -> dict[int, RunState]:
-        """A copy per seed."""
+    def run_states(self) -> dict[RunKey, RunState]:
+        """A copy per run."""
+        return self.snapshot().run_states()
+
+    def snapshot(self) -> Snapshot:
+        """A copy of all, on the device."""
         names, sums = self._metrics.get(self.stage, ([], ()))
         metrics = {METRICS + name: tensor for name, tensor in zip(names, sums, strict=True)}
         metrics |= {f"{METRICS}count": torch.tensor(self.metric_count), f"{METRICS}stage": torch.tensor(self.stage)}
-        host = {name: tensor.detach().cpu() for name, tensor in (self.live_state() | metrics).items()}
-        return {
-            seed: {name: (tensor[run] if tensor.dim() else tensor).clone() for name, tensor in host.items()}
-            for run, seed in enumerate(self.seeds)
-        }
+        return Snapshot.of(self.keys, self.live_state() | metrics, self._own_part)
 
-    def load(self, states: dict[int, RunState]) -> None:
-        """Restore in place what `run_states` gave."""
+    def _own_part(self, name: str, tensor: Tensor, run: int) -> Tensor:
+        plugin, own_name = self._owner(name)
+        return plugin.own_part(own_name, tensor, run) if plugin is not None else tensor
+
+    def _padded(self, name: str, own: Tensor, run: int) -> Tensor:
+        plugin, own_name = self._owner(name)
+        return plugin.padded(own_name, own, run) if plugin is not None else own
+
+    def _owner(self, name: str) -> tuple[Plugin | None, str]:
+        """The plug-in that a tensor of `live_state` belongs to, and what it calls it."""
+        for plugin in self.plugins.all:
+            prefix = f"plugin.{type(plugin).__name__}/"
+            if name.startswith(prefix):
+                return plugin, name.removeprefix(prefix)
+        return None, name
+
+    def load(self, states: Mapping[RunKey, RunState]) -> None:
+        """Restore in place what `run_states` gave, in whatever stack."""
         for name, tensor in self.live_state().items():
-            runs = [states[seed][name] for seed in self.seeds]
+            runs = [self._padded(name, states[key][name], run) for run, key in enumerate(self.keys)]
             tensor.copy_(torch.stack(runs) if tensor.dim() else runs[0])
-        first = states[self.seeds[0]]
+        first = states[self.keys[0]]
         self.metric_count, self.stage = int(first[f"{METRICS}count"]), int(first[f"{METRICS}stage"])
         names = sorted({n.removeprefix(METRICS) for n in first if n.startswith(METRICS)} - {"count", "stage"})
         if names:  # a run stopped before its first update has none
-            sums = [[states[seed].get(METRICS + name, 0.0) for seed in self.seeds] for name in names]
+            sums = [[states[key].get(METRICS + name, 0.0) for key in self.keys] for name in names]
             self._metrics[self.stage] = names, torch.tensor(sums, dtype=self.streams.dtype, device=self.device)
 
-    def policies(self, scaling: Scaling) -> dict[int, NumpyPolicy]:
-        """The evaluation policy of every seed, with normaliser and bounds inside."""
+    def policies(self, scaling: Scaling | Sequence[Scaling]) -> dict[RunKey, NumpyPolicy]:
+        """The evaluation policy of every run, with normaliser and bounds inside: those of one dataset, or of the
+        job's prepared data in their order."""
+        scalings = [scaling if isinstance(scaling, Scaling) else scaling[run.data] for run in self.runs]
         weights, biases = (
             [t.detach().float().cpu().numpy() for t in tensors] for tensors in self.algorithm.policy_layers()
         )
         return {
-            seed: NumpyPolicy(
+            key: NumpyPolicy(
                 weights=tuple(w[run].copy() for w in weights),
                 biases=tuple(b[run].copy() for b in biases),
-                observation_mean=scaling.observation_mean,
-                observation_std=scaling.observation_std,
-                action_low=scaling.action_low,
-                action_high=scaling.action_high,
+                observation_mean=own.observation_mean,
+                observation_std=own.observation_std,
+                action_low=own.action_low,
+                action_high=own.action_high,
             )
-            for run, seed in enumerate(self.seeds)
+            for run, (key, own) in enumerate(zip(self.keys, scalings, strict=True))
         }

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
-BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
+from c4rl.kernels import BETA_1, BETA_2, EPSILON, fused
 
 
 def flatten_parameters(module: nn.Module) -> Tensor:
@@ -26,6 +26,11 @@ def _per_run(values: Tensor, like: Tensor) -> Tensor:
     return values.view(-1, *(1,) * (like.dim() - 1))
 
 
+def _per_parameter(values: Tensor, parameters: list[nn.Parameter]) -> Tensor:
+    """[R] -> beside every number of the flat storage, the value of its run."""
+    return torch.cat([_per_run(values, p).expand_as(p).reshape(-1) for p in parameters])
+
+
 class FlatAdam:
     """Adam on one module of a stack. `step(loss)` takes the loss summed over runs.
 
@@ -41,17 +46,22 @@ class FlatAdam:
         self.count = torch.zeros((), dtype=torch.float32, device=self.flat.device)
         self._gradient_views = views_like(self.gradient, self.parameters)
         if isinstance(lr, Tensor):  # of every parameter
-            self._flat_lr = torch.cat([_per_run(lr, p).expand_as(p).reshape(-1) for p in self.parameters])
+            self._flat_lr = _per_parameter(lr, self.parameters)
 
     def step(self, loss: Tensor, factor: Tensor | float = 1.0) -> None:
         """factor: of the step size, for schedules; a scalar tensor (a captured graph would keep a number)."""
         torch._foreach_copy_(self._gradient_views, torch.autograd.grad(loss, self.parameters))
         if self.clip_norm is not None:
             self._clip(self.clip_norm)
-        if isinstance(self.lr, Tensor):
-            self._step_per_run(self._flat_lr * factor)
+        lr = self._flat_lr if isinstance(self.lr, Tensor) else self.lr
+        if fused(self.flat):
+            from c4rl.kernels.adam import adam_step  # needs Triton
+
+            adam_step(self.flat, self.gradient, self.first, self.second, self.count, lr, factor)
+        elif isinstance(lr, Tensor):
+            self._step_per_run(lr * factor)
         else:
-            self._step_alike(self.lr * factor)
+            self._step_alike(lr * factor)
 
     def _step_alike(self, lr: float | Tensor) -> None:
         adam(
@@ -98,10 +108,14 @@ class FlatAdam:
 
 
 class Polyak:
-    """θ̄ ← τθ + (1−τ)θ̄, one operation for all runs. Build it after the online network's FlatAdam."""
+    """θ̄ ← τθ + (1−τ)θ̄, one operation for all runs. Build it after the online network's FlatAdam.
 
-    def __init__(self, online: FlatAdam, target: nn.Module, tau: float) -> None:
-        self.online, self.tau = online.flat, tau
+    tau: one for all, or one per run [R].
+    """
+
+    def __init__(self, online: FlatAdam, target: nn.Module, tau: float | Tensor) -> None:
+        self.online = online.flat
+        self.tau = _per_parameter(tau, online.parameters) if isinstance(tau, Tensor) else tau
         self.target = flatten_parameters(target.requires_grad_(False))
 
     def step(self) -> None:

@@ -18,6 +18,7 @@ from c4rl.data.tasks import Task, get_task, missing
 from c4rl.environments.making import make_environment
 from c4rl.errors import InputError
 from c4rl.training.buffer import Scaling
+from c4rl.training.runs import data_configs
 
 # --subset -> (data, rows, seed) -> fewer data
 SUBSETS: dict[str, Callable[[Dataset, int, int], Dataset]] = {
@@ -40,14 +41,16 @@ class Preparation:
 
 
 def prepare(config: TrainConfig) -> Preparation:
-    task = get_task(config.task)
+    """Of a job with one dataset."""
+    (path,), (task_name,) = config.dataset, config.task
+    task = get_task(task_name)
     if task.name != "none" and (reason := missing(task)) is not None:
-        raise InputError(f"--task {config.task}: cannot be evaluated here: {reason}")
+        raise InputError(f"--task {task_name}: cannot be evaluated here: {reason}")
     low = _bounds("action-low", config.action_low)
     high = _bounds("action-high", config.action_high)
     if task.domain == "gym" and low is None and high is None:
         low, high = _environment_bounds(task)
-    full = load_dataset(config.dataset, task=task, action_low=low, action_high=high, clip_actions=config.clip_actions)
+    full = load_dataset(path, task=task, action_low=low, action_high=high, clip_actions=config.clip_actions)
     train, held = full, None
     if task.name == "none":
         train, held = hold_out(train, config.hold_out, config.subset_seed)
@@ -55,8 +58,21 @@ def prepare(config: TrainConfig) -> Preparation:
         train = SUBSETS[config.subset](train, config.size, config.subset_seed)
     if isinstance(config.options, BCConfig) and config.options.top_fraction != 1:
         train = top_fraction(train, config.options.top_fraction, discount=0.99)
-    facts = {"path": str(config.dataset), "rows": len(train), "sha256": full.sha256, "file_rows": len(full)}
+    facts = {"path": str(path), "rows": len(train), "sha256": full.sha256, "file_rows": len(full)}
     return Preparation(task, train, held, _scaling(config, train, full), facts)
+
+
+def prepare_all(config: TrainConfig) -> tuple[Preparation, ...]:
+    """Of every dataset of the job, and of every choice of rows that its sweep makes; all must have one shape."""
+    first, *others = (prepare(one) for one in data_configs(config))
+    for other in others:
+        here, there = other.train, first.train
+        if (here.observation_dim, here.action_dim) != (there.observation_dim, there.action_dim):
+            raise InputError(
+                f"{other.facts['path']}: found {here.observation_dim} observations and {here.action_dim} actions, "
+                f"expected {there.observation_dim} and {there.action_dim} as in {first.facts['path']}"
+            )
+    return first, *others
 
 
 def _bounds(flag: str, values: tuple[float, ...] | None) -> np.ndarray | None:
@@ -87,7 +103,9 @@ def _scaling(config: TrainConfig, train: Dataset, full: Dataset) -> Scaling:
     returns = np.bincount(train.trajectory_ids, weights=train.rewards)
     spread = float(returns.max() - returns.min())
     if spread == 0:
-        raise InputError(f"{config.dataset}: --normalize-returns needs returns that differ, found {returns[0]:g} only")
+        raise InputError(
+            f"{config.dataset[0]}: --normalize-returns needs returns that differ, found {returns[0]:g} only"
+        )
     return replace(scaling, reward_scale=config.reward_scale * 1000 / spread)
 
 

@@ -6,21 +6,30 @@ from pathlib import Path
 import torch
 
 from c4rl.config import TrainConfig
+from c4rl.errors import InputError
 from c4rl.training.buffer import TransitionBuffer
 from c4rl.training.checkpoint import load_checkpoint
 from c4rl.training.lane import Lane
-from c4rl.training.preparation import Preparation, prepare
+from c4rl.training.preparation import Preparation, prepare_all
 from c4rl.training.run_directory import RunDirectory, job_config
+from c4rl.training.runs import RunKey, alike, file_name, runs_of
 
 
-def restore(folder: Path, device: torch.device | None = None) -> tuple[Lane, Preparation, TrainConfig]:
-    """All runs of a job in one lane, ready to be looked at or updated."""
+def restore(
+    folder: Path, device: torch.device | None = None, run: RunKey | None = None
+) -> tuple[Lane, Preparation, TrainConfig]:
+    """All runs of a job in one lane, ready to be looked at or updated; or one of them, named as in its files."""
     device = device or torch.device("cpu")
     config = replace(job_config(folder), output=folder)
-    preparation = prepare(config)
-    buffer = TransitionBuffer([(preparation.train, preparation.scaling)], device)
+    preparations = prepare_all(config)
+    buffer = TransitionBuffer([(p.train, p.scaling) for p in preparations], device)
     states, progress = load_checkpoint(RunDirectory(folder).checkpoint)
-    lane = Lane(config, list(config.seeds), buffer, device)
+    runs = [one for one in runs_of(config) if run in (None, one.key, file_name(one.key))]
+    if not runs or len({one.data for one in runs}) > 1 or len(alike(config, runs, buffer.dataset_lengths)) > 1:
+        names = ", ".join(file_name(one.key) for one in runs_of(config))
+        found = "no run named, and they differ in their data or networks" if runs else f"no run '{run}'"
+        raise InputError(f"{folder}: found {found}, expected one of {names}")
+    lane = Lane(config, runs, buffer, device)
     lane.load(states)
     lane.step.fill_(progress.update)
-    return lane, preparation, config
+    return lane, preparations[runs[0].data], config

@@ -3,12 +3,16 @@
 import fcntl
 import json
 import os
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from c4rl.config import TrainConfig, jsonable, read_config, to_json
 from c4rl.errors import InputError
 from c4rl.files import write_json
+from c4rl.training.runs import Run, RunKey, file_name, key_of, runs_of
+
+NOT_FINITE = ("nan", "inf", "-inf")  # as `jsonable` writes them
 
 
 class RunDirectory:
@@ -18,7 +22,8 @@ class RunDirectory:
         self.path = path
         self._lock: IO[str] | None = None
         self._metrics: IO[str] | None = None
-        self._writers: dict[int, Any] = {}
+        self._writers: dict[RunKey, Any] = {}
+        self._runs: dict[RunKey, Run] = {}
 
     @property
     def checkpoint(self) -> Path:
@@ -32,16 +37,22 @@ class RunDirectory:
         self.path.mkdir(parents=True)
         self._acquire()
         write_json(self.path / "config.json", to_json(config))
+        self._runs = {run.key: run for run in runs_of(config)}
         self._open(after_update=0)
 
-    def reopen(self) -> None:
+    def reopen(self, config: TrainConfig) -> None:
         """Take an interrupted job's folder; `rewind` must follow."""
         self._acquire()
+        self._runs = {run.key: run for run in runs_of(config)}
         for stale in self.path.glob(".*.partial"):  # of a process that was killed while writing
             stale.unlink()
 
-    def rewind(self, update: int) -> list[dict[str, Any]]:
-        """Drop metrics later than `update` (they will be written again) and return the others."""
+    def rewind(self, update: int, pending: Collection[int] = ()) -> list[dict[str, Any]]:
+        """Drop metrics later than `update`, and scores of `pending` updates; return the others.
+
+        What is dropped will be written again. Scores may come late: those that were pending at a checkpoint may have
+        been logged after it.
+        """
         path = self.path / "metrics.jsonl"
         kept: list[dict[str, Any]] = []
         for line in path.read_text().splitlines() if path.exists() else []:
@@ -49,12 +60,15 @@ class RunDirectory:
                 record = json.loads(line)
             except json.JSONDecodeError:
                 break  # the line that was being written when the process died
-            if record["update"] <= update:
+            if record["update"] <= update and not ("score" in record and record["update"] in pending):
                 kept.append(record)
         temporary = path.with_name(".metrics.jsonl.partial")
         temporary.write_text("".join(json.dumps(record) + "\n" for record in kept))
         os.replace(temporary, path)
-        self._open(after_update=update)
+        self._open(after_update=min([update, *(late - 1 for late in pending)]))
+        for record in kept:
+            if record["update"] >= self._purge:  # TensorBoard can only forget all from an update on
+                self._show(record["update"], key_of(record), record)
         return kept
 
     def _acquire(self) -> None:
@@ -71,18 +85,29 @@ class RunDirectory:
         self._metrics = open(self.path / "metrics.jsonl", "a")  # noqa: SIM115 - held until close
         self._purge = after_update + 1
 
-    def log(self, update: int, seed: int, values: dict[str, Any]) -> None:
-        """One line of metrics.jsonl, and the numbers to TensorBoard."""
+    def log(self, update: int, per_run: Mapping[RunKey, dict[str, Any]]) -> None:
+        """A line of metrics.jsonl for each run, all in one go; and the numbers to TensorBoard."""
         assert self._metrics is not None
-        self._metrics.write(json.dumps({"update": update, "seed": seed, **jsonable(values)}) + "\n")
+        lines = ({"update": update, **self._runs[key].facts, **values} for key, values in per_run.items())
+        self._metrics.write("".join(json.dumps(jsonable(line)) + "\n" for line in lines))
         self._metrics.flush()
-        if seed not in self._writers:
-            self._writers[seed] = self._new_writer(seed)
-        for name, value in values.items():
-            if isinstance(value, float | int):
-                self._writers[seed].add_scalar(name, value, update)
+        for key, values in per_run.items():
+            self._show(update, key, values)
 
-    def _new_writer(self, seed: int) -> Any:
+    def _show(self, update: int, key: RunKey, values: dict[str, Any]) -> None:
+        """To TensorBoard, in one event: one for each number would take five times as long."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        if key not in self._writers:
+            self._writers[key] = self._new_writer(key)
+        numbers = [
+            Summary.Value(tag=name, simple_value=float(value))
+            for name, value in values.items()
+            if name not in ("update", "seed") and (isinstance(value, float | int) or value in NOT_FINITE)
+        ]
+        self._writers[key].file_writer.add_summary(Summary(value=numbers), update)
+
+    def _new_writer(self, key: RunKey) -> Any:
         """A file of events that hides what earlier processes logged after the update this one began from.
 
         TensorBoard reads files in the order of their names, which begin with the second of their making and go on
@@ -91,14 +116,14 @@ class RunDirectory:
         """
         from torch.utils.tensorboard import SummaryWriter
 
-        folder = self.path / "tensorboard" / f"seed_{seed}"
+        folder = self.path / "tensorboard" / file_name(key)
         for number, earlier in enumerate(sorted(folder.glob("events.out.tfevents.*"))):
             earlier.rename(earlier.with_name(f"events.out.tfevents.{number:010d}"))
         return SummaryWriter(str(folder), purge_step=self._purge)
 
     def flush(self) -> None:
         """What was logged up to a checkpoint is on the disk before the checkpoint is."""
-        for writer in self._writers.values():
+        for writer in list(self._writers.values()):  # in another thread than `log`, which may add some
             writer.flush()
         if self._metrics is not None:
             os.fsync(self._metrics.fileno())

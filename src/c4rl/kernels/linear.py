@@ -1,0 +1,217 @@
+"""Stacked linear maps with what surrounds them in one launch: bias, ReLU, the ReLU's mask, sums over rows."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from c4rl.kernels import product_precision
+
+
+@triton.jit
+def _linear_kernel(
+    X, W, BIAS, ADD, MASK, Y,
+    rows, K, N, members,
+    x_run, x_member, x_row,
+    w_run, w_member, w_k, w_n,
+    bias_run, bias_member,
+    add_batch, add_row, group,
+    mask_batch, mask_row,
+    HAS_BIAS: tl.constexpr, HAS_ADD: tl.constexpr, HAS_MASK: tl.constexpr, RELU: tl.constexpr,
+    PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Y[b, i, n] = mask(relu(sum_k X[b, i, k] W[b, k, n] + bias[b, n] + ADD[b, i // group, n])), b = run, member."""
+    tile, b = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    tiles_n = tl.cdiv(N, BN)
+    i = (tile // tiles_n) * BM + tl.arange(0, BM)
+    n = (tile % tiles_n) * BN + tl.arange(0, BN)
+    run, member = b // members, b % members
+    x = X + run * x_run + member * x_member
+    w = W + run * w_run + member * w_member
+    inside_i, inside_n = i < rows, n < N
+    total = tl.zeros((BM, BN), dtype=tl.float32)
+    for start in range(0, K, BK):
+        k = start + tl.arange(0, BK)
+        x_tile = tl.load(x + i[:, None] * x_row + k[None, :], mask=inside_i[:, None] & (k < K)[None, :], other=0.0)
+        w_tile = tl.load(w + k[:, None] * w_k + n[None, :] * w_n, mask=(k < K)[:, None] & inside_n[None, :], other=0.0)
+        total = tl.dot(x_tile, w_tile, total, input_precision=PRECISION)
+    inside = inside_i[:, None] & inside_n[None, :]
+    if HAS_BIAS:
+        total += tl.load(BIAS + run * bias_run + member * bias_member + n, mask=inside_n, other=0.0)[None, :]
+    if HAS_ADD:
+        total += tl.load(ADD + b * add_batch + (i // group)[:, None] * add_row + n[None, :], mask=inside, other=0.0)
+    if RELU:
+        total = tl.maximum(total, 0.0)
+    if HAS_MASK:
+        active = tl.load(MASK + b * mask_batch + i[:, None] * mask_row + n[None, :], mask=inside, other=0.0)
+        total = tl.where(active > 0, total, 0.0)
+    tl.store(Y + (b * rows + i[:, None]) * N + n[None, :], total, mask=inside)
+
+
+@triton.jit
+def _narrow_kernel(
+    X, W, BIAS, Y,
+    rows, K, N, members,
+    x_run, x_member, x_row,
+    w_run, w_member, w_k, w_n,
+    bias_run, bias_member,
+    HAS_BIAS: tl.constexpr, BM: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Y[b, i, n] = sum_k X[b, i, k] W[b, k, n] + bias[b, n] for a few n: rows are read once, whole."""
+    b = tl.program_id(1).to(tl.int64)
+    i, k = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BLOCK_K)
+    run, member = b // members, b % members
+    x = X + run * x_run + member * x_member
+    w = W + run * w_run + member * w_member
+    x_tile = tl.load(x + i[:, None] * x_row + k[None, :], mask=(i < rows)[:, None] & (k < K)[None, :], other=0.0)
+    for n in range(N):
+        y = tl.sum(x_tile * tl.load(w + k * w_k + n * w_n, mask=k < K, other=0.0)[None, :], axis=1)
+        if HAS_BIAS:
+            y += tl.load(BIAS + run * bias_run + member * bias_member + n)
+        tl.store(Y + (b * rows + i) * N + n, y, mask=i < rows)
+
+
+@triton.jit
+def _tall_product_kernel(
+    X, Y, PRODUCT, SUMS,
+    rows, K, N, members, batch, rows_per_part,
+    x_run, x_member, x_row,
+    HAS_SUMS: tl.constexpr,
+    PRECISION: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr,
+):  # fmt: skip
+    """PRODUCT[part, b, k, n] = sum_i X[b, i, k] Y[b, i, n] over the rows of a part; SUMS[part, b, n] = sum_i Y."""
+    tile, b, part = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    tiles_n = tl.cdiv(N, BN)
+    k = (tile // tiles_n) * BK + tl.arange(0, BK)
+    n = (tile % tiles_n) * BN + tl.arange(0, BN)
+    run, member = b // members, b % members
+    x, y = X + run * x_run + member * x_member, Y + b * rows * N
+    inside_k, inside_n = k < K, n < N
+    first = part * rows_per_part
+    end = tl.minimum(first + rows_per_part, rows)
+    total = tl.zeros((BK, BN), dtype=tl.float32)
+    sums = tl.zeros((BN,), dtype=tl.float32)
+    for start in range(first, end, BR):
+        i = start + tl.arange(0, BR)
+        inside_i = i < end
+        x_tile = tl.load(x + i[None, :] * x_row + k[:, None], mask=inside_i[None, :] & inside_k[:, None], other=0.0)
+        y_tile = tl.load(y + i[:, None] * N + n[None, :], mask=inside_i[:, None] & inside_n[None, :], other=0.0)
+        total = tl.dot(x_tile, y_tile, total, input_precision=PRECISION)
+        if HAS_SUMS:
+            sums += tl.sum(y_tile, axis=0)
+    place = part * batch + b
+    tl.store(PRODUCT + (place * K + k[:, None]) * N + n[None, :], total, mask=inside_k[:, None] & inside_n[None, :])
+    if HAS_SUMS and tile // tiles_n == 0:
+        tl.store(SUMS + place * N + n, sums, mask=inside_n)
+
+
+NARROW = 16  # up to so many columns the whole row is multiplied at once
+MANY_ROWS = 1024  # from here on a weight gradient is left to cuBLAS
+Strides = tuple[int, int, int]  # of rows that may be shared by members: run, member, row
+
+
+def _strides(x: Tensor) -> Strides:
+    """x [R, rows, k], shared by a run's members, or [R, M, rows, k]; the last axis is dense."""
+    assert x.stride(-1) == 1 or x.shape[-1] == 1
+    return (x.stride(0), 0, x.stride(1)) if x.dim() == 3 else (x.stride(0), x.stride(1), x.stride(2))
+
+
+def _tiles(batch: int, rows: int, columns: int) -> tuple[int, int, int, int, int]:
+    """Rows, columns and depth of a tile, warps, stages: large tiles reuse more, small ones keep the whole GPU busy."""
+    if columns <= NARROW:
+        return 32, 16, 32, 4, 3
+    if batch * rows * columns >= 64 * 64 * 400:
+        return (128, 64, 32, 8, 3) if rows >= 1024 else (64, 64, 32, 4, 3)
+    return 32, 32, 32, 4, 3
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    add: Tensor | None = None,
+    group: int = 1,
+    mask: Tensor | None = None,
+    relu: bool = False,
+    transposed: bool = False,
+) -> Tensor:
+    """mask · relu(x W + bias + add) -> [R, M, rows, out].
+
+    x: [R, rows, in] or [R, M, rows, in]. weight: [R, M, in, out] (transposed: its transpose is applied). bias:
+    [R, M, out]. add: [R, M, rows / group, out], each row of it for `group` rows. mask: [R, M, rows, out], > 0 keeps.
+    """
+    if transposed:  # a copy of the weights is little; reading them across their rows cost a factor of two and more
+        weight = weight.mT.contiguous()
+    runs, members = weight.shape[:2]
+    rows, depth = x.shape[-2:]
+    columns = weight.shape[3]
+    y = torch.empty(runs, members, rows, columns, device=x.device, dtype=x.dtype)
+    bias_strides = (bias.stride(0), bias.stride(1)) if bias is not None else (0, 0)
+    if columns <= NARROW and depth >= 64 and add is None and mask is None and not relu:
+        block = triton.next_power_of_2(depth)
+        tile_rows = max(1, 4096 // block)
+        _narrow_kernel[(triton.cdiv(rows, tile_rows), runs * members)](
+            x, weight, bias if bias is not None else x, y, rows, depth, columns, members,
+            *_strides(x), *weight.stride(), *bias_strides, bias is not None, tile_rows, block,
+        )  # fmt: skip
+        return y
+    tile_rows, tile_columns, tile_depth, warps, stages = _tiles(runs * members, rows, columns)
+    tile_depth = 16 if depth <= 16 else tile_depth
+    grid = (triton.cdiv(rows, tile_rows) * triton.cdiv(columns, tile_columns), runs * members)
+    _linear_kernel[grid](
+        x, weight, bias if bias is not None else x, add if add is not None else x, mask if mask is not None else x, y,
+        rows, depth, columns, members,
+        *_strides(x),
+        *weight.stride(),
+        *bias_strides,
+        *((add.stride(1), add.stride(2)) if add is not None else (0, 0)), group,
+        *((mask.stride(1), mask.stride(2)) if mask is not None else (0, 0)),
+        bias is not None, add is not None, mask is not None, relu,
+        product_precision(), tile_rows, tile_columns, tile_depth, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return y
+
+
+def weight_gradient(x: Tensor, gradient: Tensor, *, bias: bool = True) -> tuple[Tensor, Tensor | None]:
+    """Of W and of the bias in z = x W + bias, from dz [R, M, rows, out]: [R, M, in, out] and [R, M, out].
+
+    x: [R, rows, in] or [R, M, rows, in].
+    """
+    if gradient.shape[2] >= MANY_ROWS:
+        return _product_in_parts(x, gradient), gradient.sum(2) if bias else None
+    dw, db = tall_product(x, gradient, bias)
+    return dw, db if bias else None
+
+
+def tall_product(x: Tensor, y: Tensor, sums: bool = False) -> tuple[Tensor, Tensor]:
+    """xᵀ y of [R, (M,) rows, in] and [R, M, rows, out] -> [R, M, in, out]; with `sums`, also the sums of y's rows."""
+    runs, members, rows, columns = y.shape
+    depth, batch = x.shape[-1], runs * members
+    tile = 64 if min(depth, columns) > 32 and batch * rows >= 8192 else 32
+    tile_k, tile_n = (min(tile, max(16, triton.next_power_of_2(width))) for width in (depth, columns))
+    tiles = triton.cdiv(depth, tile_k) * triton.cdiv(columns, tile_n)
+    # few tiles with many rows each would leave most of the GPU idle: rows are summed in parts, then the parts
+    parts = max(1, min(rows // 256, 512 // (tiles * batch)))
+    rows_per_part = triton.cdiv(triton.cdiv(rows, parts), 32) * 32
+    parts = triton.cdiv(rows, rows_per_part)
+    product = torch.empty(parts, runs, members, depth, columns, device=x.device, dtype=x.dtype)
+    row_sums = torch.empty(parts, runs, members, columns, device=x.device, dtype=x.dtype)
+    _tall_product_kernel[(tiles, batch, parts)](
+        x, y.contiguous(), product, row_sums,
+        rows, depth, columns, members, batch, rows_per_part,
+        *_strides(x),
+        sums,
+        product_precision(), tile_k, tile_n, 32, num_warps=4, num_stages=3,
+    )  # fmt: skip
+    return (product[0], row_sums[0]) if parts == 1 else (product.sum(0), row_sums.sum(0))
+
+
+def _product_in_parts(x: Tensor, y: Tensor) -> Tensor:
+    """xᵀ y of many rows, by cuBLAS: its products of this shape are faster than ours once the rows are split."""
+    runs, members, rows, columns = y.shape
+    if x.dim() == 3:
+        x = x.unsqueeze(1).expand(-1, members, -1, -1)
+    parts = next(parts for parts in (16, 8, 4, 2, 1) if rows % parts == 0)
+    pieces = torch.bmm(x.reshape(runs * members * parts, rows // parts, -1).mT, y.reshape(-1, rows // parts, columns))
+    return pieces.view(runs, members, parts, -1, columns).sum(2)

@@ -1,0 +1,181 @@
+"""What goes on beside training: evaluations in the worker processes, and files on their way to the disk."""
+
+import errno
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError
+
+from c4rl.config import TrainConfig
+from c4rl.numpy_policy import NumpyPolicy
+from c4rl.training.checkpoint import load_policies, save_policies
+
+MOST_PENDING = 4  # evaluations; with more, training waits for the oldest
+MOST_FILES = 8  # on their way to the disk; with more, training waits for the first
+GPU_CHECKPOINT_SECONDS = 10.0
+
+
+class Scores(Protocol):
+    """Of one evaluation: per run, what is to be logged."""
+
+    def done(self) -> bool: ...
+
+    def result(self) -> dict[Any, dict[str, Any]]: ...
+
+
+class KnownScores:
+    """Of an evaluation that was waited for."""
+
+    def __init__(self, scores: dict[Any, dict[str, Any]]) -> None:
+        self._scores = scores
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> dict[Any, dict[str, Any]]:
+        return self._scores
+
+
+def in_background(config: TrainConfig, device: torch.device) -> bool:
+    """Whether evaluations go on beside training. On a CPU they would only take each other's cores."""
+    return config.eval_in_background == "yes" or (config.eval_in_background == "auto" and device.type == "cuda")
+
+
+# -- evaluations
+
+
+@dataclass(frozen=True)
+class PendingEvaluation:
+    """The policies as of an update, and the scores they will get."""
+
+    update: int
+    policies: dict[Any, NumpyPolicy]
+    scores: Scores
+
+
+class PendingEvaluations:
+    """Evaluations under way, in the order of their updates; they leave in that order."""
+
+    def __init__(self, most: int = MOST_PENDING) -> None:
+        self.most = most
+        self._queue: deque[PendingEvaluation] = deque()
+
+    def add(self, update: int, policies: dict[Any, NumpyPolicy], scores: Scores) -> None:
+        self._queue.append(PendingEvaluation(update, policies, scores))
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def now(self) -> list[PendingEvaluation]:
+        return list(self._queue)
+
+    def finished(self, wait: bool = False) -> Iterator[tuple[PendingEvaluation, dict[Any, dict[str, Any]]]]:
+        """Those that are done and have none before them that is not; with `wait`, all of them."""
+        while self._queue and (wait or len(self._queue) > self.most or self._queue[0].scores.done()):
+            scores = self._queue[0].scores.result()
+            yield self._queue.popleft(), scores
+
+
+def pending_file(folder: Path, update: int) -> Path:
+    return folder / f"pending_{update}.safetensors"
+
+
+def save_pending(folder: Path, evaluations: list[PendingEvaluation]) -> None:
+    """The policies of evaluations that a checkpoint counts on: should the job die, it evaluates them when resumed."""
+    for evaluation in evaluations:
+        path = pending_file(folder, evaluation.update)
+        if not path.exists():
+            save_policies(path, evaluation.policies, dict.fromkeys(evaluation.policies, evaluation.update))
+
+
+def load_pending(folder: Path, update: int) -> dict[Any, NumpyPolicy]:
+    return load_policies(pending_file(folder, update))
+
+
+def forget_pending(folder: Path, still: list[int]) -> None:
+    """Delete the policies of evaluations that no checkpoint counts on any more."""
+    keep = {pending_file(folder, update) for update in still}
+    for path in folder.glob("pending_*.safetensors"):
+        if path not in keep:
+            path.unlink()
+
+
+# -- files
+
+
+class BackgroundWriter:
+    """One thread that writes files in the order in which they are handed over.
+
+    After an error nothing more is written, because a file may count on those before it; the error is raised where the
+    next file is handed over or waited for. Checkpoints are `seconds` apart, and at most one is on its way.
+    """
+
+    def __init__(self, folder: Path, config: TrainConfig, device: torch.device) -> None:
+        self.folder = folder
+        default = GPU_CHECKPOINT_SECONDS if device.type == "cuda" else 0.0
+        self.seconds = default if config.checkpoint_seconds is None else config.checkpoint_seconds
+        self._checkpoint: Future[None] | None = None
+        self._checkpoint_at = -float("inf")
+        self._thread = ThreadPoolExecutor(1, "c4rl-writer")
+        self._underway: deque[Future[None]] = deque()
+        self._failed = False
+
+    def checkpoint_is_due(self) -> bool:
+        """With 0 seconds every one is, and waits for the one before; else none is while that is being written."""
+        self.check()
+        busy = self._checkpoint is not None and not self._checkpoint.done()
+        return self.seconds == 0 or (not busy and time.monotonic() - self._checkpoint_at >= self.seconds)
+
+    def submit_checkpoint(self, path: Path, write: Callable[[], None]) -> None:
+        if self._checkpoint is not None:
+            self._checkpoint.result()
+        self._checkpoint_at = time.monotonic()
+        self._checkpoint = self.submit(path, write)
+
+    def submit(self, path: Path, write: Callable[[], None]) -> "Future[None]":
+        """`write` is to write `path` (named where that fails)."""
+        self.check()
+        while len(self._underway) >= MOST_FILES:
+            self._wait_for_first()
+        future = self._thread.submit(self._write, path, write)
+        self._underway.append(future)
+        return future
+
+    def check(self) -> None:
+        """Raise what went wrong since the last look; waits for nothing."""
+        while self._underway and self._underway[0].done():
+            self._wait_for_first()
+
+    def wait(self) -> None:
+        """Until all is on the disk."""
+        while self._underway:
+            self._wait_for_first()
+
+    def close(self) -> None:
+        """Let the thread write what it has, and end it; raises nothing."""
+        self._thread.shutdown()
+
+    def _wait_for_first(self) -> None:
+        self._underway[0].result()  # one that failed stays, to be raised again
+        self._underway.popleft()
+
+    def _write(self, path: Path, write: Callable[[], None]) -> None:
+        if self._failed:
+            return
+        try:
+            write()
+        except (OSError, SafetensorError) as error:
+            self._failed = True
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            number = error.errno if isinstance(error, OSError) and error.errno else errno.EIO
+            advice = f"when that is mended, continue with: c4rl train --resume {self.folder}"
+            raise OSError(number, f"could not be written ({reason}); {advice}", str(path)) from error
+        except BaseException:
+            self._failed = True
+            raise

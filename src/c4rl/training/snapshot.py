@@ -1,0 +1,104 @@
+"""Copies of the runs' tensors, taken between two updates; taking one never waits for the device."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+RunState = dict[str, Tensor]  # one run's tensors, without the run axis, on the CPU
+# name, slice of the run in that place, the place -> what of the slice is the run's own, and not its stack's
+OwnPart = Callable[[str, Tensor, int], Tensor]
+
+
+def _whole(name: str, tensor: Tensor, run: int) -> Tensor:
+    return tensor
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A lane's tensors at one moment, where they were. All but scalars carry the run axis first."""
+
+    runs: tuple[Any, ...]
+    tensors: dict[str, Tensor]
+    taken: torch.cuda.Event | None  # on a GPU: when the copies are made
+    own_part: OwnPart | None = None
+
+    @classmethod
+    def of(cls, runs: Sequence[Any], live: dict[str, Tensor], own_part: OwnPart | None = None) -> "Snapshot":
+        copies = {name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in live.items()}
+        taken, device = None, _gpu(copies)
+        if device is not None:
+            taken = torch.cuda.Event()
+            taken.record(torch.cuda.current_stream(device))
+        return cls(tuple(runs), copies, taken, own_part)
+
+    def run_states(self) -> dict[Any, RunState]:
+        """Per run, on the CPU. May be called in any thread: training on the GPU goes on meanwhile."""
+        host, own_part = self._on_host(), self.own_part or _whole
+        return {
+            run: {name: own_part(name, tensor[i], i) if tensor.dim() else tensor for name, tensor in host.items()}
+            for i, run in enumerate(self.runs)
+        }
+
+    def _on_host(self) -> dict[str, Tensor]:
+        if self.taken is None:
+            return self.tensors
+        stream = _copy_stream(_gpu(self.tensors))
+        stream.wait_event(self.taken)
+        with torch.cuda.stream(stream):
+            host = {name: _pinned(t).copy_(t, non_blocking=True) for name, t in self.tensors.items()}
+        stream.synchronize()
+        return host
+
+
+def _gpu(tensors: dict[str, Tensor]) -> torch.device | None:
+    return next((t.device for t in tensors.values() if t.is_cuda), None)
+
+
+@cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    """PyTorch hands out few streams again and again: of another priority, it is never the one that captures a graph."""
+    return torch.cuda.Stream(device, priority=-1)
+
+
+def _pinned(like: Tensor) -> Tensor:
+    return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)  # the copy engine reads and writes it by itself
+
+
+class _Lane(Protocol):
+    def snapshot(self) -> Snapshot: ...
+
+
+@dataclass(frozen=True)
+class GoodStates:
+    """Every run's last good state: of those in training a snapshot, of the stopped ones what was kept."""
+
+    update: int = 0  # of the snapshots
+    kept: dict[Any, RunState] = field(default_factory=dict)
+    snapshots: tuple[Snapshot, ...] = ()
+
+    def advanced(self, update: int, lanes: Sequence[_Lane]) -> "GoodStates":
+        """As of now; runs that are in no lane any more stay as they were."""
+        snapshots = tuple(lane.snapshot() for lane in lanes)
+        training = {run for snapshot in snapshots for run in snapshot.runs}
+        kept = {run: state for run, state in self.kept.items() if run not in training}
+        stopped = [run for run in self.runs if run not in training and run not in kept]
+        for run, state in self.states(stopped).items():
+            kept[run] = {name: t.clone() for name, t in state.items()}  # a view would keep its whole stack in memory
+        return GoodStates(update, kept, snapshots)
+
+    @property
+    def runs(self) -> list[Any]:
+        return [*self.kept, *(run for snapshot in self.snapshots for run in snapshot.runs)]
+
+    def states(self, runs: Collection[Any] | None = None) -> dict[Any, RunState]:
+        """On the CPU; of all runs, or of these."""
+        wanted = set(self.runs if runs is None else runs)
+        out = {run: state for run, state in self.kept.items() if run in wanted}
+        for snapshot in self.snapshots:
+            if wanted & set(snapshot.runs):
+                out |= {run: state for run, state in snapshot.run_states().items() if run in wanted}
+        return out

@@ -1,0 +1,134 @@
+"""summary.json: what a finished job has found, run by run and over the seeds of each setting."""
+
+import platform
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+import c4rl
+from c4rl.config import TrainConfig
+from c4rl.data.tasks import Task
+from c4rl.training.checkpoint import Progress
+from c4rl.training.preparation import Preparation
+from c4rl.training.runs import Run, RunKey, file_name, key_of
+
+Record = dict[str, Any]  # an evaluation of one run, as metrics.jsonl has it
+
+
+def is_better(record: Record, best: Record | None) -> bool:
+    return "score" in record and (best is None or record["score"] > best["score"])
+
+
+def best_records(records: Sequence[Record]) -> dict[RunKey, Record]:
+    """Of each run, the evaluation with the highest score, the first of equals."""
+    best: dict[RunKey, Record] = {}
+    for record in records:
+        if is_better(record, best.get(key_of(record))):
+            best[key_of(record)] = record
+    return best
+
+
+def summarise(
+    config: TrainConfig,
+    runs: Sequence[Run],
+    preparations: Sequence[Preparation],
+    records: Sequence[Record],
+    progress: Progress,
+    device: torch.device,
+) -> dict[str, Any]:
+    """The settings of the job, then the results: `last` and `best` of a job with one setting, else a list `groups`."""
+    last, best = {key_of(record): record for record in records}, best_records(records)
+    grouped: dict[str, list[Run]] = {}
+    for run in runs:
+        grouped.setdefault(run.group, []).append(run)
+    groups = [_group(config, group, preparations[group[0].data].task, last, best) for group in grouped.values()]
+    single = groups[0] if len(groups) == 1 else {}
+    return {
+        "task": _one_or_all(list(dict.fromkeys(config.tasks))),
+        "algorithm": config.algorithm,
+        "plugins": [name for name in config.plugins if name != "none"],
+        "seeds": list(config.seeds),
+        "updates": config.updates,
+        "dataset": _one_or_all([preparation.facts for preparation in preparations]),
+        "score": " and ".join(dict.fromkeys(group["score"] for group in groups)),
+        **({"last": single["last"], "best": single["best"]} if single else {"groups": groups}),
+        "best_rule": "per seed, the evaluation with the highest mean score (uses the simulator)",
+        "stopped": progress.frozen,
+        "runs": [_run(config, run, last[run.key], best.get(run.key)) for run in runs],
+        "timing": {
+            "run_updates_per_second": progress.run_updates / max(progress.training_seconds, 1e-9),
+            "clustering_seconds": progress.clustering_seconds,
+            "evaluation_seconds": progress.evaluation_seconds,
+            "total_seconds": progress.training_seconds + progress.evaluation_seconds,
+        },
+        "device": device.type,
+        "versions": versions(),
+    }
+
+
+def _one_or_all(values: list[Any]) -> Any:
+    return values[0] if len(values) == 1 else values
+
+
+def _group(
+    config: TrainConfig, runs: Sequence[Run], task: Task, last: dict[RunKey, Record], best: dict[RunKey, Record]
+) -> dict[str, Any]:
+    """Runs that differ by their seeds alone."""
+    first, final = runs[0], [last[run.key] for run in runs]
+    return {
+        "name": first.group,
+        "task": config.tasks[first.dataset],
+        "dataset": str(config.dataset[first.dataset]),
+        "values": dict(first.values),
+        "seeds": [run.seed for run in runs],
+        "score": "normalised" if task.reference_min is not None else "raw return",
+        "last": _result(final) if best else _held_out(final),
+        "best": _result([best[run.key] for run in runs]) if best else None,
+    }
+
+
+def _run(config: TrainConfig, run: Run, last: Record, best: Record | None) -> dict[str, Any]:
+    if best is not None:
+        result = {"last": last["score"], "best": best["score"]}
+    else:
+        result = {"last": {name: value[0] for name, value in _held_out([last]).items()}, "best": None}
+    return {
+        "name": file_name(run.key),
+        "seed": run.seed,
+        "task": config.tasks[run.dataset],
+        "dataset": str(config.dataset[run.dataset]),
+        "values": dict(run.values),
+        **result,
+    }
+
+
+def _result(records: Sequence[Record]) -> dict[str, Any]:
+    scores = [record["score"] for record in records]
+    return {
+        "scores": scores,
+        "mean": float(np.mean(scores)),
+        "std": float(np.std(scores, ddof=1)) if len(scores) > 1 else 0.0,
+        "returns": [record["returns"] for record in records],
+        "updates": [record["update"] for record in records],
+    }
+
+
+def _held_out(records: Sequence[Record]) -> dict[str, Any]:
+    names = [name for name in records[0] if name.startswith("held_out")]
+    return {name: [record[name] for record in records] for name in names}
+
+
+def versions() -> dict[str, str]:
+    import gymnasium
+    import mujoco
+
+    return {
+        "c4rl": c4rl.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "gymnasium": gymnasium.__version__,
+        "mujoco": mujoco.__version__,
+    }

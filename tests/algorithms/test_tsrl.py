@@ -1,0 +1,448 @@
+"""TSRL: the dynamics model that is symmetric in time, and the policy learned in its latent space."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from c4rl.algorithms.t_symmetry_dynamics import jacobian_vector_product, masked_quantile
+from c4rl.algorithms.tsrl import TSRL, TSRLConfig
+from c4rl.data.dataset import Dataset
+from c4rl.errors import InputError
+from c4rl.networks import Stack, StackedMLP
+from c4rl.plugins import CriticStep, Plugin, Plugins
+from c4rl.random import Streams
+from c4rl.training.buffer import Batch, TransitionBuffer, UniformSampler
+from c4rl.training.lane import Lane
+from tests.helpers import CPU, SMALL, advance, make_lane, plain_scaling, small_config, small_dataset
+
+STAGE_ONE = SMALL["tsrl"]["dynamics_updates"]
+
+
+def algorithm_of(data: Dataset | None = None, **options: Any) -> tuple[TSRL, Lane]:
+    lane = make_lane(small_config("tsrl", **options), data or with_terminals())
+    assert isinstance(lane.algorithm, TSRL)
+    return lane.algorithm, lane
+
+
+def with_terminals(rows: int = 200, every: int = 9) -> Dataset:
+    data = small_dataset(rows)
+    terminals = np.arange(rows) % every == every - 1
+    return replace(data, terminals=terminals, next_action_valid=data.next_action_valid & ~terminals)
+
+
+def batch_at(lane: Lane, step: int, rows: int = 32) -> Batch:
+    lane.step.fill_(step)
+    return lane.buffer.gather(lane.sampler.rows(lane.streams, rows))
+
+
+def flat(module: torch.nn.Module) -> Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+
+
+def one_run(mlp: StackedMLP, run: int = 0) -> Callable[[Tensor], Tensor]:
+    """One run's network on single rows, written plainly."""
+
+    def evaluate(x: Tensor) -> Tensor:
+        for layer, (w, b) in enumerate(zip(mlp.weights, mlp.biases, strict=True)):
+            x = x @ w[run, 0] + b[run, 0]
+            x = x.relu() if layer < len(mlp.weights) - 1 else x
+        return x
+
+    return evaluate
+
+
+# -- the dynamics model
+
+
+def test_jacobian_times_vector_equals_automatic_differentiation() -> None:
+    stack = Stack((3, 4), 5, 2, CPU, torch.float64)
+    mlp = StackedMLP(stack, "net", (7, 11, 13, 4))
+    generator = torch.Generator().manual_seed(0)
+    x, v = torch.randn(2, 2, 9, 7, generator=generator, dtype=torch.float64)
+    y, product = jacobian_vector_product(mlp, x, v)
+    for run in range(2):
+        network = one_run(mlp, run)
+        jacobian = torch.func.vmap(torch.func.jacrev(network))(x[run])
+        torch.testing.assert_close(y[run], network(x[run]))
+        torch.testing.assert_close(product[run], (jacobian @ v[run].unsqueeze(2)).squeeze(2))
+
+
+def slow_losses(algorithm: TSRL, batch: Batch) -> dict[str, Tensor]:
+    """The sheet's formulas of run 0, row by row, with full Jacobians."""
+    model = algorithm.dynamics
+    phi, psi_s, psi_a = (one_run(m) for m in (model.encoder, model.state_decoder, model.action_decoder))
+    f, g = one_run(model.forward_field), one_run(model.reverse_field)
+    size = batch.observations.shape[2]
+    sums: dict[str, list[Tensor]] = {n: [] for n in ("reconstruction", "encoder_ode", "decoder_ode", "symmetry")}
+    for s, a, s2, goes_on in zip(
+        batch.observations[0], batch.actions[0], batch.next_observations[0], batch.continues[0], strict=True
+    ):
+        z, z2 = phi(torch.cat([s, a])), phi(torch.cat([s2, a]))
+        zs, za, zs2 = z[:size], z[size:], z2[:size]
+        sums["reconstruction"].append((psi_s(zs) - s).square().sum() + (psi_a(za) - a).square().sum())
+        if not goes_on:
+            continue
+        ds = s2 - s
+        j, j2 = (torch.func.jacrev(phi)(torch.cat([x, a]))[:size, :size] for x in (s, s2))
+        sums["encoder_ode"].append((j @ ds - f(z)).square().sum() + (j2 @ -ds - g(z2)).square().sum())
+        d, d2 = torch.func.jacrev(psi_s)(zs), torch.func.jacrev(psi_s)(zs2)
+        sums["decoder_ode"].append((d @ f(z) - ds).square().sum() + (d2 @ g(z2) + ds).square().sum())
+        back = zs2 + g(torch.cat([zs + f(z), za]))
+        sums["symmetry"].append((f(z) + g(z2)).square().sum() + (back - zs).square().sum())
+    return {name: torch.stack(values).mean() for name, values in sums.items()}
+
+
+def test_loss_terms_and_their_gradients_equal_the_formulas() -> None:
+    algorithm, lane = algorithm_of()
+    batch = batch_at(lane, 1, rows=24)
+    assert 0 < batch.continues.mean() < 1
+    found, expected = algorithm.dynamics.losses(batch), slow_losses(algorithm, batch)
+    for name, value in expected.items():
+        torch.testing.assert_close(getattr(found, name)[0], value, msg=name)
+    parameters = list(algorithm.dynamics.parameters())
+    ours = torch.autograd.grad(sum(getattr(found, name)[0] for name in expected), parameters)
+    theirs = torch.autograd.grad(sum(expected.values()), parameters)
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+def test_the_encoders_side_of_the_ode_joins_late() -> None:
+    algorithm, lane = algorithm_of(encoder_ode_weight=0.3, l1_weight=1e-3)
+    batch = batch_at(lane, 1)
+    for step, weight in ((2, 0.0), (3, 0.3)):
+        with torch.no_grad():
+            terms = algorithm.dynamics.losses(batch)
+            fields = (algorithm.dynamics.forward_field, algorithm.dynamics.reverse_field)
+            l1 = sum(p.abs().sum() for field in fields for p in field.parameters())
+        expected = terms.reconstruction + terms.decoder_ode + 0.1 * terms.symmetry + weight * terms.encoder_ode
+        torch.testing.assert_close(algorithm.update(batch, step)["dynamics_loss"], expected + 1e-3 * l1)
+
+
+def test_what_follows_a_terminal_is_no_transition() -> None:
+    """Its next observation is another episode's first, or nothing at all."""
+    data = with_terminals()
+    elsewhere = np.where(data.terminals[:, None], np.float32(100), data.next_observations)
+    straight, odd = (
+        advance(algorithm_of(replace(data, next_observations=n))[1], 12).run_states()[0]
+        for n in (data.next_observations, elsewhere)
+    )
+    for name, tensor in straight.items():
+        if name.split("/")[0] in ("dynamics", "data", "critic", "actor"):
+            torch.testing.assert_close(odd[name], tensor, msg=name)
+
+
+def linear_system(rows: int = 2000) -> Dataset:
+    """s' = s + 0.2 (A s + B a), A a rotation."""
+    rng = np.random.default_rng(0)
+    a = rng.uniform(-1, 1, (rows, 1)).astype(np.float32)
+    s = rng.uniform(-1, 1, (rows, 2)).astype(np.float32)
+    drift = s @ np.float32([[0, -2], [2, 0]]) + a @ np.float32([[1, 0.5]])
+    return replace(small_dataset(rows, 2, 1), observations=s, actions=a, next_observations=s + 0.2 * drift)
+
+
+def test_a_trained_model_tells_true_transitions_from_shuffled_ones() -> None:
+    """By far more than by the length of the way: shuffled ends are eleven times farther apart (in squares)."""
+    widths = {"encoder_widths": (64, 32), "field_widths": (64, 64), "dynamics_batch_size": 128, "dynamics_lr": 1e-3}
+    config = small_config("tsrl", **widths, dynamics_updates=800, encoder_ode_from=80)
+    lane = make_lane(config, linear_system(), torch.float32)
+    advance(lane, 700)
+    lane.read_metrics()
+    for step in range(701, 801):
+        lane.update(step)
+        report = lane.refresh(step)
+    end = lane.read_metrics()[0]
+    assert end["dynamics_reconstruction"] < 0.01 * 3
+    assert end["dynamics_decoder_ode_to_change"] < 0.2
+    assert report[0]["dynamics_symmetry_shuffled"] > 100 * report[0]["dynamics_symmetry_true"]
+
+
+def test_statistics_are_each_runs_own() -> None:
+    """Three runs, two datasets of different lengths, chunks that do not divide either."""
+    long, short = with_terminals(300), with_terminals(70, every=4)
+    buffer = TransitionBuffer([(d, plain_scaling(d)) for d in (long, short)], CPU, torch.float64, (1, 0, 1))
+    algorithm, _ = algorithm_of(seeds=(5, 6, 7))
+    model = algorithm.dynamics
+    found = model.statistics(buffer, 0.7)
+    for run, data in enumerate((short, long, short)):
+        phi, f, g = (one_run(m, run) for m in (model.encoder, model.forward_field, model.reverse_field))
+        alone = TransitionBuffer([(data, plain_scaling(data))], CPU, torch.float64)
+        batch = alone.gather(torch.from_numpy(np.flatnonzero(~data.terminals))[None])
+        s, a, s2 = batch.observations[0], batch.actions[0], batch.next_observations[0]
+        with torch.no_grad():
+            z, zs2 = phi(torch.cat([s, a], 1)), phi(torch.cat([s2, a], 1))[:, :5]
+            zs = z[:, :5]
+            residual = (zs2 + g(torch.cat([zs + f(z), z[:, 5:]], 1)) - zs).square().sum(1)
+        expected = [residual.quantile(0.7), residual.min(), residual.max()]
+        torch.testing.assert_close(found.residuals[run], torch.stack(expected))
+        torch.testing.assert_close(found.latent_mean[run], zs.mean(0))
+        torch.testing.assert_close(found.latent_std[run], zs.std(0))
+
+
+@pytest.mark.parametrize("q", [0.0, 0.37, 1.0])
+def test_masked_quantiles_equal_numpys(q: float) -> None:
+    rng = np.random.default_rng(1)
+    values, valid = rng.standard_normal((4, 50)), rng.random((4, 50)) < 0.5
+    found = masked_quantile(torch.tensor(values), torch.tensor(valid), q)
+    assert found.tolist() == pytest.approx([np.quantile(v[m], q) for v, m in zip(values, valid, strict=True)])
+
+
+# -- the two stages
+
+
+def test_the_model_learns_in_stage_one_and_the_policy_in_stage_two() -> None:
+    algorithm, lane = algorithm_of()
+    learners = (algorithm.actor, algorithm.critic, algorithm.target_critic)
+    model, policy = flat(algorithm.dynamics), [flat(n) for n in learners]
+    advance(lane, STAGE_ONE)
+    assert not torch.equal(flat(algorithm.dynamics), model)
+    assert all(torch.equal(flat(n), before) for n, before in zip(learners, policy, strict=True))
+    model, data = flat(algorithm.dynamics), [tensor.clone() for tensor in algorithm.data]
+    assert all(tensor.abs().sum() > 0 for tensor in data)
+    advance(lane, 7, start=STAGE_ONE)
+    assert torch.equal(flat(algorithm.dynamics), model)
+    assert all(torch.equal(now, then) for now, then in zip(algorithm.data, data, strict=True))
+    assert not any(torch.equal(flat(n), before) for n, before in zip(learners, policy, strict=True))
+
+
+@pytest.mark.parametrize("stop", [STAGE_ONE - 1, STAGE_ONE, STAGE_ONE + 1])
+def test_resuming_across_the_stages_is_exact(stop: int) -> None:
+    config = small_config("tsrl", ("c4",), seeds=(0, 1))
+    straight = advance(make_lane(config), 12).run_states()
+    second = make_lane(config)
+    second.load(advance(make_lane(config), stop).run_states())
+    resumed = advance(second, 12 - stop, start=stop).run_states()
+    assert all(torch.equal(resumed[0][name], tensor) for name, tensor in straight[0].items())
+
+
+def test_options_may_differ_between_the_runs_of_a_stack() -> None:
+    """Each run of a stack whose options are tensors [R] equals the run of its own option alone."""
+    data = with_terminals()
+    buffer = TransitionBuffer([(data, plain_scaling(data))], CPU, torch.float64)
+    plain = small_config("tsrl").options
+    assert isinstance(plain, TSRLConfig)
+    values = {name: getattr(plain, name) * torch.tensor([1.0, 0.6], dtype=torch.float64) for name in plain.stackable}
+
+    def trained(runs: int, **options: Any) -> dict[str, Tensor]:
+        step = torch.zeros((), dtype=torch.int64)
+        stack = Stack((7,) * runs, 5, 2, CPU, torch.float64)
+        streams = Streams([7] * runs, step, torch.float64)
+        algorithm = TSRL(replace(plain, **options), stack, streams, Plugins())
+        algorithm.attach(buffer.for_runs([0] * runs))
+        for number in range(1, 12):
+            step.fill_(number)
+            batch = algorithm.buffer.gather(UniformSampler(algorithm.buffer).rows(streams, 32))
+            algorithm.update(batch, number)
+            algorithm.between(number)
+        return algorithm.state()
+
+    together = trained(2, **values)
+    for run in range(2):
+        for name, tensor in trained(1, **{name: float(value[run]) for name, value in values.items()}).items():
+            if tensor.dim():
+                torch.testing.assert_close(together[name][run], tensor[0], rtol=1e-9, atol=1e-12, msg=name)
+
+
+# -- the policy
+
+
+def slow_policy_losses(algorithm: TSRL, lane: Lane, batch: Batch) -> dict[str, Tensor]:
+    """The sheet's formulas of run 0 without dropout, from the same noise."""
+    config, model = algorithm.config, algorithm.dynamics
+    phi, f, g = (one_run(m) for m in (model.encoder, model.forward_field, model.reverse_field))
+    pi, target_pi = one_run(algorithm.actor.mlp), one_run(algorithm.target_actor.mlp)
+    s, a, s2 = batch.observations[0], batch.actions[0], batch.next_observations[0]
+    goes_on = batch.continues[0]
+
+    def encode(state: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        z = phi(torch.cat([state, action], 1))
+        return z[:, : s.shape[1]], z[:, s.shape[1] :]
+
+    noise = (lane.streams.normal("target_noise", *a.shape)[0] * 0.2).clamp(-0.5, 0.5)
+    zeta = encode(s2, (torch.tanh(target_pi(s2)) + noise).clamp(-1, 1))
+    y = batch.rewards[0] + 0.99 * goes_on * algorithm.target_critic(*(x[None] for x in zeta)).q[0].amin(0)
+    zs_data, za_data = encode(s, a)
+    critic_loss = (algorithm.critic(zs_data[None], za_data[None]).q[0] - y).square().mean(1).sum()
+
+    zs, za = encode(s, torch.tanh(pi(s)))
+    zs2, _ = encode(s2, torch.tanh(pi(s2)))
+    drift = f(torch.cat([zs, za], 1))
+    gap = zs - (zs2 + g(torch.cat([zs + drift, za], 1)))
+    asymmetry = gap[goes_on > 0].square().mean()
+    cloning = (za - za_data).square().mean()
+    eps = lane.streams.normal("latent_noise", *zs.shape)[0] * 0.01 * algorithm.data.latent_std[0]
+    zs_aug, zs2_aug = zs + eps, encode(s2, a)[0] + eps
+    pushed = zs2_aug + f(torch.cat([zs_aug, za], 1)) - drift
+    residual = (zs_aug - (zs2_aug + g(torch.cat([pushed, za], 1)))).square().sum(1)
+    chosen = (residual <= algorithm.data.residuals[0, 0]) & (goes_on > 0)
+    asked = torch.cat([zs, zs_aug[chosen]]), torch.cat([za, za[chosen]])
+    q = algorithm.critic(*(x[None] for x in asked)).q[0].amin(0)
+    actor_loss = (
+        -config.alpha / q.abs().mean().detach() * q.mean()
+        + config.latent_cloning * cloning
+        + config.policy_symmetry * asymmetry
+    )
+    found = {"critic_loss": critic_loss, "actor_loss": actor_loss, "latent_cloning": cloning}
+    found |= {"policy_asymmetry": asymmetry, "trusted_noise": chosen.double().mean()}
+    return found | {"residual": residual.mean() / s.shape[1]}
+
+
+def test_policy_losses_equal_the_formulas() -> None:
+    # a critic that stands still: the actor's loss is that of the critic after its step
+    algorithm, lane = algorithm_of(dropout=0.0, critic_lr=1e-30, quantile=0.5)
+    advance(lane, STAGE_ONE)
+    step = STAGE_ONE + 2
+    batch = batch_at(lane, step)
+    with torch.no_grad():  # the same mean for both heads, so that either is the smaller one somewhere
+        for critic in (algorithm.critic, algorithm.target_critic):
+            q = critic.at(algorithm.critic_inputs(batch.state_actions)).q
+            critic.mlp.biases[-1][0, 1] += (q[0, 0] - q[0, 1]).mean()
+    expected = slow_policy_losses(algorithm, lane, batch)
+    # where all Q have one sign, λ makes the Q term ±α: only its gradient tells which rows were asked
+    gradient = torch.autograd.grad(expected["actor_loss"], list(algorithm.actor.parameters()))
+    found = algorithm.update(batch, step)
+    assert 0 < expected["trusted_noise"] < 1
+    for name in ("critic_loss", "actor_loss", "latent_cloning", "policy_asymmetry", "trusted_noise"):
+        torch.testing.assert_close(found[name][0], expected[name].detach(), msg=name)
+    flat_gradient = torch.cat([g.reshape(-1) for g in gradient])
+    torch.testing.assert_close(algorithm.optimizers["actor"].gradient, flat_gradient)
+
+
+def test_noise_is_each_rows_own_and_small() -> None:
+    algorithm, lane = algorithm_of()
+    advance(lane, STAGE_ONE)
+    noise, _ = trusted_noise(algorithm, lane)
+    torch.testing.assert_close(noise.std((0, 1)), 0.01 * algorithm.data.latent_std[0], rtol=0.15, atol=0)
+    assert (noise.mean(1).abs() < 0.2 * noise.std(1)).all()
+
+
+def test_the_releases_noise_is_one_shift_for_all_rows() -> None:
+    algorithm, lane = algorithm_of(noise="shifted")
+    advance(lane, STAGE_ONE)
+    noise, _ = trusted_noise(algorithm, lane)
+    assert torch.equal(noise, noise[:, :1].expand_as(noise))
+    offset = (noise[:, 0] - algorithm.data.latent_mean) / algorithm.data.latent_std
+    assert offset.abs().max() < 0.05
+
+
+def trusted_noise(algorithm: TSRL, lane: Lane, rows: int = 256) -> tuple[Tensor, Tensor]:
+    batch = batch_at(lane, STAGE_ONE + 2, rows)
+    with torch.no_grad():
+        z_s, z_a = algorithm.dynamics.encode(batch.observations, algorithm.actor(batch.observations))
+        return algorithm._trusted_noise(batch, z_s, z_a, algorithm.dynamics.forward_step(z_s, z_a))
+
+
+@pytest.mark.parametrize(("factor", "share"), [(1.01, 1.0), (0.99, 0.0)])
+def test_the_releases_acceptance_is_all_or_none(factor: float, share: float) -> None:
+    """By the residual's mean over rows and dimensions, against a threshold between the least and largest one's sums."""
+    algorithm, lane = algorithm_of(small_dataset(), acceptance="batch", noise_scale=0.0)
+    advance(lane, STAGE_ONE)
+    batch = batch_at(lane, STAGE_ONE + 2, 256)
+    with torch.no_grad():
+        residual = float(slow_policy_losses(algorithm, lane, batch)["residual"])
+    least, largest = 3.0, 5.0
+    threshold = least + factor * residual * (largest - least)
+    algorithm.data.residuals.copy_(torch.tensor([[threshold, least, largest]], dtype=torch.float64))
+    assert trusted_noise(algorithm, lane)[1].mean() == share
+
+
+def test_trust_falls_with_the_quantile() -> None:
+    shares = []
+    for quantile in (0.0, 0.5, 1.0):
+        algorithm, lane = algorithm_of(quantile=quantile)
+        advance(lane, STAGE_ONE)
+        shares.append(trusted_noise(algorithm, lane)[1].mean().item())
+    assert shares[0] < shares[1] < shares[2]
+
+
+def test_dropout_acts_in_training_and_never_when_acting() -> None:
+    algorithm, lane = algorithm_of(dropout=0.4, hidden_width=64)
+    masks = algorithm._dropout("dropout", 500)
+    assert masks is not None and len(masks) == 2
+    assert set(masks[0].unique().tolist()) == {0.0, 1 / 0.6}
+    assert float(masks[1].mean()) == pytest.approx(1.0, abs=0.02)
+    batch = batch_at(lane, 3)
+    dropped = torch.tanh(algorithm.actor.mlp(batch.observations, [m[:, :32] for m in masks]))
+    plain = torch.tanh(one_run(algorithm.actor.mlp)(batch.observations[0]))
+    assert not torch.allclose(dropped[0], plain)
+    torch.testing.assert_close(algorithm.act(batch.observations)[0], plain)
+
+
+def test_dropping_terminals_hides_every_end() -> None:
+    algorithm, lane = algorithm_of(drop_terminals=True, dropout=0.0)
+    advance(lane, STAGE_ONE)
+    batch = batch_at(lane, STAGE_ONE + 1)
+    kept = batch.continues[0] > 0
+    assert 0 < kept.sum() < 32
+    changed = batch._replace(rewards=torch.where(batch.continues > 0, batch.rewards, 1e6))
+    with torch.no_grad():
+        expected = slow_policy_losses(algorithm, lane, batch)["critic_loss"]
+    found = algorithm.update(changed, STAGE_ONE + 1)["critic_loss"][0]
+    assert found < 1e3 and not torch.isclose(found, expected)
+
+
+# -- plug-ins
+
+
+class Looking(Plugin):
+    """Notes what it is shown."""
+
+    def __init__(self) -> None:
+        self.period, self.seen, self.refreshed = 1000, list[CriticStep](), list[int]()
+
+    def critic_penalty(self, step: CriticStep) -> None:
+        self.seen.append(step)
+
+    def refresh(self, algorithm: Any, step: int) -> dict[str, Tensor]:
+        self.refreshed.append(step)
+        return {}
+
+
+def test_plugins_see_what_the_critic_sees() -> None:
+    algorithm, lane = algorithm_of(dropout=0.0)
+    looking = Looking()
+    algorithm.plugins = Plugins([looking])
+    advance(lane, STAGE_ONE)
+    assert not looking.seen and looking.refreshed == [STAGE_ONE]  # at once, in the latent space that stays
+    batch = batch_at(lane, STAGE_ONE + 1)
+    algorithm.update(batch, STAGE_ONE + 1)
+    (step,) = looking.seen
+    phi = one_run(algorithm.dynamics.encoder)
+    for found, pairs in (
+        (step.batch.state_actions, batch.state_actions),
+        (step.batch.next_state_actions, batch.next_state_actions),
+    ):
+        torch.testing.assert_close(found[0], phi(pairs[0]))
+        torch.testing.assert_close(algorithm.critic_inputs(pairs), found)
+    assert torch.equal(torch.cat([step.batch.observations, step.batch.actions], 2), step.batch.state_actions)
+    noise = (lane.streams.normal("target_noise", 32, 2) * 0.2).clamp(-0.5, 0.5)
+    backup = (algorithm.act(batch.next_observations) + noise).clamp(-1, 1)  # the target actor has not moved yet
+    point = phi(torch.cat([batch.next_observations, backup], 2)[0])
+    torch.testing.assert_close(torch.cat([step.batch.next_observations, step.backup_actions], 2)[0], point)
+
+
+def test_td_errors_are_taken_in_latent_space() -> None:
+    algorithm, lane = algorithm_of()
+    batch = batch_at(lane, 1)
+    phi = one_run(algorithm.dynamics.encoder)
+    with torch.no_grad():
+        next_pairs = torch.cat([batch.next_observations, algorithm.act(batch.next_observations)], 2)
+        next_q = algorithm.target_critic.at(phi(next_pairs)).q.amin(1)
+        y = batch.rewards + 0.99 * batch.continues * next_q
+        expected = y[:, None] - algorithm.critic.at(phi(batch.state_actions)).q
+    found = algorithm.temporal_difference(batch)
+    assert found is not None
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("dynamics_updates", 0), ("dropout", 1.0), ("quantile", 1.5), ("encoder_widths", ()), ("policy_delay", 0)],
+)
+def test_options_without_sense_are_refused(option: str, value: Any) -> None:
+    with pytest.raises(InputError, match=f"--{option.replace('_', '-')}: found"):
+        small_config("tsrl", **{option: value})

@@ -1,0 +1,170 @@
+"""Fused kernels are the plain PyTorch code beside them, up to the order of additions."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from c4rl import kernels
+from c4rl.c4.cluster_sampler import ClusterSampler
+from c4rl.c4.cross_covariance import penalty
+from c4rl.c4.principal_directions import principal_directions
+from c4rl.networks import Critic, Stack, StackedMLP
+from c4rl.policies import TanhGaussian
+from c4rl.random import Streams
+from c4rl.training.optimizer import FlatAdam
+
+pytestmark = pytest.mark.skipif(kernels.missing() is not None, reason=f"no fused kernels here: {kernels.missing()}")
+CUDA = torch.device("cuda")
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(CUDA, dtype)
+
+
+def errors(found: tuple[Tensor, ...], exact: tuple[Tensor, ...]) -> list[float]:
+    """Of each tensor, relative to its size."""
+    return [float((f.double() - e).norm() / e.norm().clamp_min(1e-30)) for f, e in zip(found, exact, strict=True)]
+
+
+def critic_numbers(runs: int, rows: int, drawn: int, dtype: torch.dtype, fused: bool) -> tuple[Tensor, ...]:
+    """Q values and gradients of a loss that uses outputs and features at data, and outputs at drawn actions."""
+    stack = Stack(tuple(range(runs)), 5, 3, CUDA, dtype)
+    critic = Critic(stack, "critic", (64, 48, 64))
+    pairs, actions = normal(runs, rows, 8, dtype=dtype), normal(runs, rows, drawn, 3, seed=1, dtype=dtype)
+    actions.requires_grad_()
+    with kernels.kernels(fused):
+        output, drawn_output = critic.at(pairs), critic(pairs[..., :5], actions)
+        loss = output.q.square().mean() + output.features.square().mean() + (drawn_output.q**2).mean()
+        return output.q.detach(), drawn_output.q.detach(), *torch.autograd.grad(loss, [actions, *critic.parameters()])
+
+
+@pytest.mark.parametrize(("runs", "rows", "drawn"), [(1, 33, 1), (3, 256, 7), (2, 128, 31)])
+def test_a_critic_and_its_gradients(runs: int, rows: int, drawn: int) -> None:
+    exact = critic_numbers(runs, rows, drawn, torch.float64, False)
+    fused = errors(critic_numbers(runs, rows, drawn, torch.float32, True), exact)
+    plain = errors(critic_numbers(runs, rows, drawn, torch.float32, False), exact)
+    assert max(fused) < 3 * max(plain) + 1e-6, (fused, plain)
+
+
+def test_gradients_of_features_alone_and_of_frozen_critics() -> None:
+    stack = Stack((0, 1), 5, 3, CUDA)
+    critic = Critic(stack, "critic", (64, 64))
+    states, actions = normal(2, 40, 5), normal(2, 40, 3, seed=1).requires_grad_()
+
+    def of_features() -> tuple[Tensor, ...]:
+        features = critic(states, actions).features
+        return torch.autograd.grad(features.square().sum(), [actions, *list(critic.mlp.weights)[:-1]])
+
+    def of_frozen() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(critic(states, actions, slice(1), frozen=True).q.sum(), [actions])
+
+    for numbers in (of_features, of_frozen):
+        fused = numbers()
+        with kernels.kernels(False):
+            plain = numbers()
+        assert max(errors(fused, tuple(p.double() for p in plain))) < 1e-5
+
+
+def test_a_network_of_one_member() -> None:
+    mlp = StackedMLP(Stack((0, 1, 2), 7, 2, CUDA), "net", (7, 32, 32, 5))
+    rows = normal(3, 50, 7)
+    fused = mlp(rows)
+    with kernels.kernels(False):
+        torch.testing.assert_close(fused, mlp(rows), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["uniform", "integers", "normal"])
+def test_draws_are_the_same_numbers(kind: str) -> None:
+    streams = Streams([1, 2, 3], torch.tensor(123_456_789_012, device=CUDA))
+    arguments: tuple[Any, ...] = (torch.tensor([5, 7, 100_000], device=CUDA),) if kind == "integers" else ()
+    fused = getattr(streams, kind)("stream", *arguments, 37, 3)
+    with kernels.kernels(False):
+        plain = getattr(streams, kind)("stream", *arguments, 37, 3)
+    if kind == "normal":
+        torch.testing.assert_close(fused, plain, rtol=1e-6, atol=1e-6)
+    else:
+        assert torch.equal(fused, plain)
+
+
+def test_single_cluster_batches_are_the_same_rows() -> None:
+    streams = Streams([3, 7], torch.zeros((), dtype=torch.int64, device=CUDA))
+    sampler = ClusterSampler([3, 7], [0, 300], [300, 200], [4, 3], device=CUDA)
+    for refreshed in (False, True):
+        if refreshed:
+            sampler.refresh(normal(2, 300, 4).softmax(2), 0)
+        for step in range(20):
+            streams.step.fill_(step)
+            rows, cluster = sampler.rows(streams, 64)
+            with kernels.kernels(False):
+                plain_rows, plain_cluster = sampler.rows(streams, 64)
+            assert torch.equal(rows, plain_rows) and torch.equal(cluster, plain_cluster)
+
+
+@pytest.mark.parametrize("lr", [1e-3, [1e-3, 2e-3]])
+def test_adam(lr: float | list[float]) -> None:
+    after = []
+    for enabled in (True, False):
+        critic = Critic(Stack((0, 1), 5, 2, CUDA), "critic", (32, 32))
+        adam = FlatAdam(critic, torch.tensor(lr, device=CUDA) if isinstance(lr, list) else lr)
+        rows = normal(2, 50, 7)
+        for _ in range(20):
+            with kernels.kernels(False):
+                loss = critic.at(rows).q.square().mean((1, 2)).sum()
+            with kernels.kernels(enabled):
+                adam.step(loss, torch.tensor(0.5, device=CUDA))
+        after.append(adam.flat.clone())
+    torch.testing.assert_close(after[0], after[1], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(2, 20, 3), (2, 20, 4, 3)])
+def test_actions_of_a_tanh_gaussian(shape: tuple[int, ...]) -> None:
+    raw = normal(2, 20, 6).requires_grad_(len(shape) == 3)
+    mean, log_std = raw.split(3, -1)
+    policy, noise = TanhGaussian(mean, log_std.clamp(-5, 2)), normal(*shape, seed=1)
+    fused = policy.sample(noise)
+    with kernels.kernels(False):
+        plain = policy.sample(noise)
+    torch.testing.assert_close(fused, plain, rtol=1e-5, atol=1e-5)
+    if raw.requires_grad:
+        losses = [(actions * noise).sum() + log_prob.square().sum() for actions, log_prob in (fused, plain)]
+        gradients = [torch.autograd.grad(loss, raw, retain_graph=True)[0] for loss in losses]
+        assert errors((gradients[0],), (gradients[1].double(),))[0] < 1e-5
+
+
+@pytest.mark.parametrize("beta", [1.0, [0.5, 2.0]])
+def test_the_cross_covariance_penalty(beta: float | list[float]) -> None:
+    g = normal(2, 2, 100, 48).requires_grad_()
+    g_next = normal(2, 2, 100, 48, seed=1) + 0.3 * g.detach()
+    valid = (torch.arange(100, device=CUDA) % 7 != 0).float().expand(2, 1, -1)
+    weight = torch.tensor(beta, device=CUDA).unsqueeze(1) if isinstance(beta, list) else beta
+    fused = penalty(g_next, g, valid, beta=weight)
+    with kernels.kernels(False):
+        plain = penalty(g_next, g, valid, beta=weight)
+    torch.testing.assert_close(fused, plain, rtol=1e-5, atol=1e-6)
+    gradients = [torch.autograd.grad((p * p).sum(), g)[0] for p in (fused, plain)]
+    assert errors((gradients[0],), (gradients[1].double(),))[0] < 1e-5
+
+
+def test_principal_directions() -> None:
+    spectrum = torch.logspace(0, -3, 64, device=CUDA)
+    rows = normal(3, 2000, 64) * spectrum
+    fused = principal_directions(rows, 8)
+    with kernels.kernels(False):
+        plain = principal_directions(rows, 8)
+    torch.testing.assert_close(fused.kept_variance, plain.kept_variance, rtol=1e-4, atol=0)
+    torch.testing.assert_close(fused.directions, plain.directions, rtol=0, atol=1e-3)
+
+
+def test_principal_directions_of_features_that_hardly_vary() -> None:
+    """None of them, one of them, or one so much more than the others that the rest is rounding noise beside it."""
+    rows = torch.zeros(3, 500, 64, device=CUDA)
+    rows[1, :, 0] = torch.arange(500, device=CUDA)
+    rows[2] = 1e-8 * normal(500, 64)
+    rows[2, :, 5] += 10 * normal(500, seed=1)
+    found = principal_directions(rows, 8)
+    assert found.directions[1, 0, 0].item() == pytest.approx(1.0)
+    assert (found.kept_variance <= 1 + 1e-6).all()
+    identity = torch.eye(8, device=CUDA).expand(3, -1, -1)
+    torch.testing.assert_close(found.directions.mT @ found.directions, identity, rtol=0, atol=1e-5)
