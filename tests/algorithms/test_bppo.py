@@ -296,7 +296,7 @@ def test_published_settings_follow_the_release() -> None:
     for name in ("hopper-medium-expert-v2", "hopper-medium-replay-v2", "walker2d-medium-v2", "antmaze-umaze-v2"):
         assert settings(name) == (*long, True, "online_best")
     assert settings("pen-human-v1")[3] and not settings("door-human-v1")[3]  # its returns are negative
-    assert settings("ant-medium-v2") == settings("maze2d-umaze-v1") == (*long, False, "offline_q")
+    assert settings("ant-medium-v2") == settings("maze2d-umaze-v1") == (*long, False, "never")
     assert not published_fields("bppo", ("none",), "kitchen-complete-v0")["normalize_observations"]
 
 

@@ -38,7 +38,7 @@ def mean_q(algorithm: BPPO, policy: nn.Module) -> Tensor:
 
 
 def test_offline_q_accepts_exactly_what_the_critic_finds_better_run_by_run() -> None:
-    lane, algorithm = lane_of(seeds=(0, 1), actor_lr=3e-3, improvement_updates=40)
+    lane, algorithm = lane_of(acceptance="offline_q", seeds=(0, 1), actor_lr=3e-3, improvement_updates=40)
     advance(lane, IMPROVEMENT - 1)
     best, accepted = mean_q(algorithm, algorithm.old_actor), []
     for step in range(IMPROVEMENT, IMPROVEMENT + 40):

@@ -1,27 +1,25 @@
 """A2PR (Liu et al., ICML 2024): TD3+BC that clones the better of the logged action and a proposal of a filtered VAE."""
 
-from collections.abc import Hashable
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from c4rl.algorithms.algorithm import Algorithm, CriticConfig, Metrics, Published
+from c4rl.algorithms.algorithm import Metrics, Published
+from c4rl.algorithms.td3 import TD3, TD3Config
 from c4rl.errors import InputError
-from c4rl.networks import Critic, Stack, StackedMLP, Value, per_row
-from c4rl.plugins import ActorStep, CriticStep, Plugins
-from c4rl.policies import DeterministicPolicy
+from c4rl.networks import Stack, StackedMLP, Value, per_row
+from c4rl.plugins import Plugins
 from c4rl.random import Streams
 from c4rl.training.buffer import Batch
-from c4rl.training.optimizer import FlatAdam, Polyak
+from c4rl.training.optimizer import FlatAdam
 
 LOG_STD_MINIMUM, LOG_STD_MAXIMUM = -4.0, 15.0  # of the VAE's latent
 
 
 @dataclass(frozen=True)
-class A2PRConfig(CriticConfig):
+class A2PRConfig(TD3Config):
     stackable: ClassVar[frozenset[str]] = frozenset(
         {"actor_lr", "critic_lr", "discount", "tau", "alpha", "reconstruction_weight", "cloning_weight"}
     )
@@ -38,8 +36,6 @@ class A2PRConfig(CriticConfig):
     """Units of each of the two hidden layers of the VAE's encoder and decoder."""
     vae_lr: float = 1e-3
     """Adam's step size for the VAE."""
-    alpha: float = 2.5
-    """Weight of the Q term against cloning."""
     reconstruction_weight: float = 1.0
     """w1: weight of the VAE's reconstruction error (the original's vae_weight)."""
     kl_weight: float = 0.5
@@ -49,12 +45,6 @@ class A2PRConfig(CriticConfig):
     detach_target: bool = True
     """The cloned action is a constant; off: the actor's gradient also runs through the VAE into it, as in the original
     code."""
-    policy_noise: float = 0.2
-    """Standard deviation of the target action's noise."""
-    noise_clip: float = 0.5
-    """Bound of that noise."""
-    policy_delay: int = 2
-    """Critic updates per actor (and target) update."""
 
 
 class Reconstruction(NamedTuple):
@@ -111,9 +101,9 @@ _README, _HISTORY = f"README.md, {_RELEASE}", "READMEv0.md in the history of ltl
 _AS_EXPERT, _AS_REPLAY = "ours: as medium-expert", "ours: as medium-replay"
 
 
-class A2PR(Algorithm):
+class A2PR(TD3):
     config_type = A2PRConfig
-    has_density = False
+    config: A2PRConfig
     published: ClassVar[tuple[Published, ...]] = (
         Published(
             ("hopper-*", "halfcheetah-*", "walker2d-*"), f"A2PR.py, utils/config.py, {_RELEASE}", _DEFAULTS, _TRAINING
@@ -150,31 +140,12 @@ class A2PR(Algorithm):
     )
 
     def __init__(self, config: A2PRConfig, stack: Stack, streams: Streams, plugins: Plugins) -> None:
-        super().__init__(config, stack, streams, plugins)
-        self.config, self.discount = config, config.discount
-        self.actor = DeterministicPolicy(stack, "actor", (config.hidden_width,) * config.actor_layers)
-        self.critic = Critic(stack, "critic", config.hidden, layer_norm=plugins.critic_layer_norm)
-        self.target_actor, self.target_critic = deepcopy(self.actor), deepcopy(self.critic)
+        super().__init__(config, stack, streams, plugins, (config.hidden_width,) * config.actor_layers)
         self.value = Value(stack, "value", config.hidden)
         self.vae = ConditionalVAE(stack, "vae", config.vae_width)
-        self.networks = {
-            "actor": self.actor,
-            "critic": self.critic,
-            "target_actor": self.target_actor,
-            "target_critic": self.target_critic,
-            "value": self.value,
-            "vae": self.vae,
-        }
-        self.optimizers = {
-            "actor": FlatAdam(self.actor, config.actor_lr),
-            "critic": FlatAdam(self.critic, config.critic_lr),
-            "value": FlatAdam(self.value, config.value_lr),
-            "vae": FlatAdam(self.vae, config.vae_lr),
-        }
-        self.polyak = [
-            Polyak(self.optimizers["actor"], self.target_actor, config.tau),
-            Polyak(self.optimizers["critic"], self.target_critic, config.tau),
-        ]
+        self.networks |= {"value": self.value, "vae": self.vae}
+        self.optimizers["value"] = FlatAdam(self.value, config.value_lr)
+        self.optimizers["vae"] = FlatAdam(self.vae, config.vae_lr)
         zeros = torch.zeros(stack.runs, device=stack.device, dtype=stack.dtype)
         self._last = {name: zeros.clone() for name in ("actor_loss", "augmented", "cloned")}  # of the last actor update
 
@@ -184,24 +155,10 @@ class A2PR(Algorithm):
             if getattr(config, name) < 1:
                 raise InputError(f"--{name.replace('_', '-')}: found {getattr(config, name)}, expected 1 or more")
 
-    def phase(self, step: int) -> Hashable:
-        return step % self.config.policy_delay == 0
-
     def update(self, batch: Batch, step: int) -> Metrics:
         config = self.config
-        with torch.no_grad():
-            noise = self.streams.normal("target_noise", *batch.actions.shape[1:]) * config.policy_noise
-            noise = noise.clamp(-config.noise_clip, config.noise_clip)
-            next_actions = (self.target_actor(batch.next_observations) + noise).clamp(-1, 1)
-            next_q = self.target_critic(batch.next_observations, next_actions).q.amin(1)
-            y = batch.rewards + per_row(config.discount) * batch.continues * next_q
-
-        output = self.critic.at(batch.state_actions)
-        td_loss = (output.q - y.unsqueeze(1)).square().mean(2)  # [R, M]
-        penalty = self.plugins.critic_penalty(
-            CriticStep(batch, self.critic, self.target_critic, output, next_actions, td_loss)
-        )
-        self.optimizers["critic"].step((td_loss + penalty).sum())
+        next_actions, y = self.smoothed_target(batch)
+        output, td_loss = self.critic_step(batch, next_actions, y)
 
         # V regresses on the smaller of the targets of the target critics and of the online ones
         with torch.no_grad():
@@ -224,21 +181,16 @@ class A2PR(Algorithm):
 
         if self.phase(step):
             actions = self.actor(batch.observations)
-            q = self.critic(batch.observations, actions, members=slice(1), frozen=True).q[:, 0]  # Q1 alone
-            scale = config.alpha / q.detach().abs().mean(1)
             target, augmented, cloned = self._cloning_target(batch, actions, logged_q, value)
             cloning = config.cloning_weight * (cloned * (actions - target).square().mean(2)).mean(1)
-            actor_loss = cloning - scale * q.mean(1)
-            term = self.plugins.actor_term(ActorStep(batch, self.critic, actions, None, None))
-            self.optimizers["actor"].step((actor_loss + term).sum())
-            for polyak in self.polyak:
-                polyak.step()
+            actor_loss = cloning - self.scaled_q(batch, actions)
+            self.actor_step(batch, actions, actor_loss)
             self._last["actor_loss"].copy_(actor_loss.detach())
-            self._last["augmented"].copy_(augmented.to(q.dtype).mean(1))
-            self._last["cloned"].copy_(cloned.to(q.dtype).mean(1))
+            self._last["augmented"].copy_(augmented.to(value.dtype).mean(1))
+            self._last["cloned"].copy_(cloned.to(value.dtype).mean(1))
 
         return {
-            "critic_loss": td_loss.detach().sum(1),
+            "critic_loss": td_loss.sum(1),
             "q": output.q.detach().mean((1, 2)),
             "value_loss": value_loss.detach(),
             "value": value.mean(1),

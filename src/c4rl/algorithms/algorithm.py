@@ -28,6 +28,12 @@ class Stage(NamedTuple):
     evaluated: bool = True  # there is a policy worth looking at
 
 
+# patterns of task names, for `Published`
+LOCOMOTION = ("halfcheetah-*", "hopper-*", "walker2d-*", "ant-*")
+ADROIT = ("pen-*", "hammer-*", "door-*", "relocate-*")
+EVERY_TASK = (*LOCOMOTION, "antmaze-*", "maze2d-*", *ADROIT, "kitchen-*")
+
+
 @dataclass(frozen=True)
 class Published:
     """Settings from an algorithm's own publication for the tasks whose names match."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from c4rl.algorithms.algorithm import Algorithm, AlgorithmConfig, Metrics, Published
+from c4rl.algorithms.algorithm import EVERY_TASK, Algorithm, AlgorithmConfig, Metrics, Published
 from c4rl.networks import Stack
 from c4rl.plugins import Plugins
 from c4rl.policies import DeterministicPolicy, GaussianPolicy
@@ -28,19 +28,7 @@ class BC(Algorithm):
     has_critic = False
     published: ClassVar[tuple[Published, ...]] = (
         Published(
-            (
-                "halfcheetah-*",
-                "hopper-*",
-                "walker2d-*",
-                "ant-*",
-                "antmaze-*",
-                "maze2d-*",
-                "pen-*",
-                "hammer-*",
-                "door-*",
-                "relocate-*",
-                "kitchen-*",
-            ),
+            EVERY_TASK,
             "CORL (corl-team/CORL at eeeeef2), any_percent_bc.py; ours: the same for ant and kitchen, which it lacks",
             {
                 "hidden_layers": 2,

@@ -1,24 +1,23 @@
 """DOGE (Li et al., ICLR 2023): TD3 held near the data by a learnt distance g(s, a) to the logged actions."""
 
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from c4rl.algorithms.algorithm import Algorithm, CriticConfig, Metrics, Published
+from c4rl.algorithms.algorithm import Metrics, Published
+from c4rl.algorithms.td3 import TD3, TD3Config
 from c4rl.errors import InputError
-from c4rl.networks import Critic, Stack, per_row
-from c4rl.plugins import ActorStep, CriticStep, Plugins
-from c4rl.policies import DeterministicPolicy
+from c4rl.networks import Critic, Stack
+from c4rl.plugins import Plugins
 from c4rl.random import Streams
 from c4rl.training.buffer import Batch
-from c4rl.training.optimizer import FlatAdam, Polyak
+from c4rl.training.optimizer import FlatAdam
 
 
 @dataclass(frozen=True)
-class DOGEConfig(CriticConfig):
+class DOGEConfig(TD3Config):
     stackable: ClassVar[frozenset[str]] = frozenset(
         {"actor_lr", "critic_lr", "distance_lr", "discount", "tau", "alpha"}
     )
@@ -49,12 +48,6 @@ class DOGEConfig(CriticConfig):
     """λ never rises above."""
     multiplier_lr: float = 3e-4
     """Step size of λ, relative to λ."""
-    policy_noise: float = 0.2
-    """Standard deviation of the target action's noise."""
-    noise_clip: float = 0.5
-    """Bound of that noise."""
-    policy_delay: int = 2
-    """Critic updates per actor (and target) update."""
 
 
 _RELEASE = "Facebear-ljx/DOGE at 13636d9"
@@ -91,9 +84,9 @@ _ANTMAZE_TRAINING: dict[str, Any] = {
 }
 
 
-class DOGE(Algorithm):
+class DOGE(TD3):
     config_type = DOGEConfig
-    has_density = False
+    config: DOGEConfig
     runs_together_on_cpu = 1  # 20 random actions per row fill the cache: eight stacked runs were 1.3x slower
     published: ClassVar[tuple[Published, ...]] = (
         Published(
@@ -128,28 +121,10 @@ class DOGE(Algorithm):
 
     def __init__(self, config: DOGEConfig, stack: Stack, streams: Streams, plugins: Plugins) -> None:
         super().__init__(config, stack, streams, plugins)
-        self.config, self.discount = config, config.discount
-        self.actor = DeterministicPolicy(stack, "actor", config.hidden)
-        self.critic = Critic(stack, "critic", config.hidden, layer_norm=plugins.critic_layer_norm)
-        self.target_actor, self.target_critic = deepcopy(self.actor), deepcopy(self.critic)
         # g is, as a critic is, one number per (s, a)
         self.distance = Critic(stack, "distance", (config.hidden_width,) * config.distance_layers, members=1)
-        self.networks = {
-            "actor": self.actor,
-            "critic": self.critic,
-            "target_actor": self.target_actor,
-            "target_critic": self.target_critic,
-            "distance": self.distance,
-        }
-        self.optimizers = {
-            "actor": FlatAdam(self.actor, config.actor_lr),
-            "critic": FlatAdam(self.critic, config.critic_lr),
-            "distance": FlatAdam(self.distance, config.distance_lr),
-        }
-        self.polyak = [
-            Polyak(self.optimizers["actor"], self.target_actor, config.tau),
-            Polyak(self.optimizers["critic"], self.target_critic, config.tau),
-        ]
+        self.networks["distance"] = self.distance
+        self.optimizers["distance"] = FlatAdam(self.distance, config.distance_lr)
         zeros = torch.zeros(stack.runs, device=stack.device, dtype=stack.dtype)
         self.multiplier = torch.full_like(zeros, config.multiplier_initial)  # λ
         # of the last update that had them
@@ -178,19 +153,8 @@ class DOGE(Algorithm):
     def update(self, batch: Batch, step: int) -> Metrics:
         config = self.config
         updates_actor, updates_distance = self.phase(step)
-        with torch.no_grad():
-            noise = self.streams.normal("target_noise", *batch.actions.shape[1:]) * config.policy_noise
-            noise = noise.clamp(-config.noise_clip, config.noise_clip)
-            next_actions = (self.target_actor(batch.next_observations) + noise).clamp(-1, 1)
-            next_q = self.target_critic(batch.next_observations, next_actions).q.amin(1)
-            y = batch.rewards + per_row(config.discount) * batch.continues * next_q
-
-        output = self.critic.at(batch.state_actions)
-        td_loss = (output.q - y.unsqueeze(1)).square().mean(2)  # [R, M]
-        penalty = self.plugins.critic_penalty(
-            CriticStep(batch, self.critic, self.target_critic, output, next_actions, td_loss)
-        )
-        self.optimizers["critic"].step((td_loss + penalty).sum())
+        next_actions, y = self.smoothed_target(batch)
+        output, td_loss = self.critic_step(batch, next_actions, y)
 
         # g(s, â) regresses on |â - a|: its optimum is the mean distance of â to the actions logged at s
         if updates_distance:
@@ -203,8 +167,6 @@ class DOGE(Algorithm):
 
         if updates_actor:
             actions = self.actor(batch.observations)
-            q = self.critic(batch.observations, actions, members=slice(1), frozen=True).q[:, 0]  # Q1 alone
-            scale = config.alpha / q.detach().abs().mean(1)
             with torch.no_grad():
                 logged = self.distance.at(batch.state_actions).q[:, 0]
             excess = (self.distance(batch.observations, actions, frozen=True).q[:, 0] - logged).mean(1)  # Δ, [R]
@@ -212,16 +174,13 @@ class DOGE(Algorithm):
             # dual ascent in proportion to λ itself, just before the actor sees it
             ascended = self.multiplier * (1 + config.multiplier_lr * violation.detach())
             self.multiplier.copy_(ascended.clamp(config.multiplier_minimum, config.multiplier_maximum))
-            actor_loss = self.multiplier * violation - scale * q.mean(1)
-            term = self.plugins.actor_term(ActorStep(batch, self.critic, actions, None, None))
-            self.optimizers["actor"].step((actor_loss + term).sum())
-            for polyak in self.polyak:
-                polyak.step()
+            actor_loss = self.multiplier * violation - self.scaled_q(batch, actions)
+            self.actor_step(batch, actions, actor_loss)
             self._last["actor_loss"].copy_(actor_loss.detach())
             self._last["excess_distance"].copy_(excess.detach())
 
         return {
-            "critic_loss": td_loss.detach().sum(1),
+            "critic_loss": td_loss.sum(1),
             "q": output.q.detach().mean((1, 2)),
             "multiplier": self.multiplier,
             **self._last,

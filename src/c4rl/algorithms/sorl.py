@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from c4rl.algorithms.algorithm import Algorithm, CriticConfig, Metrics, Published, Stage
+from c4rl.algorithms.algorithm import LOCOMOTION, Algorithm, CriticConfig, Metrics, Published, Stage
 from c4rl.algorithms.iql import advantage_weight, expectile_loss
 from c4rl.algorithms.trajectory_styles import StyleConfig, StyleDistributions, StylePolicies, TrajectoryStyles
 from c4rl.errors import InputError
@@ -28,7 +28,6 @@ MOST_WEIGHT = 100.0  # clip of exp(A/λ)
 SCORE_STEP = 0.01  # a style's score is an average over about the last hundred batches,
 SCORE_ROWS = 64  # of which it looks at this many rows
 LEAST_HELD = 0.01  # of the data: a style with less has learned nothing and is not selected
-LOCOMOTION = ("halfcheetah-*", "hopper-*", "walker2d-*", "ant-*")
 ADAPTATION = "ours: adaptation to continuous actions on IQL's values, as SORL has no D4RL experiment"
 
 

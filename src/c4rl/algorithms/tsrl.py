@@ -13,8 +13,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from c4rl.algorithms.algorithm import Algorithm, CriticConfig, Metrics, Published, Stage
+from c4rl.algorithms.algorithm import Algorithm, Metrics, Published, Stage
 from c4rl.algorithms.t_symmetry_dynamics import ResidualStatistics, TSymmetryDynamics, mean_over
+from c4rl.algorithms.td3 import TD3Config
 from c4rl.errors import InputError
 from c4rl.networks import Critic, Stack, per_row
 from c4rl.plugins import ActorStep, CriticStep, Plugins
@@ -27,14 +28,12 @@ CHECKED_ROWS = 4096  # of the comparison between true and shuffled transitions
 
 
 @dataclass(frozen=True)
-class TSRLConfig(CriticConfig):
+class TSRLConfig(TD3Config):
     stackable: ClassVar[frozenset[str]] = frozenset(
         {"actor_lr", "critic_lr", "dynamics_lr", "discount", "tau", "alpha", "latent_cloning", "policy_symmetry"}
         | {"quantile", "noise_scale", "encoder_ode_weight", "decoder_ode_weight", "symmetry_weight", "l1_weight"}
     )
 
-    alpha: float = 2.5
-    """Weight of the Q term against the others."""
     latent_cloning: float = 100.0
     """Weight of the squared distance between the policy's and the data's latent actions."""
     policy_symmetry: float = 100.0
@@ -52,12 +51,6 @@ class TSRLConfig(CriticConfig):
     """Authors' release on reduced data: rows that end an episode are left out, so that no episode seems to end."""
     dropout: float = 0.1
     """Of the policy's hidden units while it is trained; never when it acts."""
-    policy_noise: float = 0.2
-    """Standard deviation of the target action's noise."""
-    noise_clip: float = 0.5
-    """Bound of that noise."""
-    policy_delay: int = 2
-    """Critic updates per actor (and target) update."""
     dynamics_updates: int = 35_000
     """Updates of the dynamics model, before --updates of the policy; 35,000 is 2,000 passes over 9,000 rows."""
     dynamics_batch_size: int = 512
