@@ -13,6 +13,7 @@ import tyro
 
 from c4rl.algorithms.algorithm import AlgorithmConfig, Stage
 from c4rl.c4.presets import NO_PRESET, PRESETS, preset, values_of
+from c4rl.data.tasks import get_task
 from c4rl.errors import InputError
 from c4rl.registry import PLUGINS, algorithm_class, plugin_names
 from c4rl.sweeps import Swept, parse_sweep, with_values
@@ -39,7 +40,7 @@ class TrainConfig:
     """The defaults of the other flags: published (the algorithm's own publication), paper, authors or authors-fixed;
     flags given beside it win."""
     plugins: tuple[str, ...] = ("none",)
-    """none, or any of c4 and layer_norm."""
+    """none, or any of c4, layer_norm, dr3 and sorl."""
     seeds: tuple[int, ...] = (0,)
     """One run per seed; they train together."""
     sweep: tuple[str, ...] = ()
@@ -198,6 +199,7 @@ def empty_config(algorithm: str, plugins: tuple[str, ...], **values: Any) -> Tra
 def published_fields(algorithm: str, plugins: tuple[str, ...], task: str) -> dict[str, Any]:
     """The fields of TrainConfig that --preset published gives: the settings of the algorithm's own publication."""
     kind = algorithm_class(algorithm)
+    task = task if task.startswith("gym:") else get_task(task).name  # with its version
     matching = [p for p in kind.published if any(fnmatch(task, pattern) for pattern in p.tasks)]
     if not matching:
         known = ", ".join(dict.fromkeys(pattern for p in kind.published for pattern in p.tasks)) or "none"

@@ -8,6 +8,7 @@ import torch
 
 from c4rl.c4.plugin import C4Config
 from c4rl.config import TrainConfig, from_json, to_json
+from c4rl.errors import InputError
 from c4rl.registry import ALGORITHMS, PLUGINS
 from c4rl.regularizers.layer_norm import LayerNormConfig
 from tests.helpers import SMALL_PLUGINS, advance, make_lane, plain_scaling, small_config, small_dataset
@@ -41,10 +42,18 @@ PLUGIN_FORMS: list[tuple[tuple[str, ...], tuple[Any, ...]]] = [
     *((("c4",), (form,)) for form in C4_FORMS),
     (("c4", "layer_norm"), (C4_FORMS[1], LayerNormConfig())),
 ]
+
+
+def makes_sense(algorithm: str, plugins: tuple[tuple[str, ...], tuple[Any, ...]]) -> bool:
+    kind, (names, options) = ALGORITHMS[algorithm], plugins
+    adds_to_actor = any(isinstance(form, C4Config) and form.divergence_weight for form in options)
+    return (kind.has_critic or not names) and algorithm not in names and (kind.has_actor_term or not adds_to_actor)
+
+
 COMBINATIONS = [
     pytest.param(name, plugins, id=f"{name}-{'+'.join(plugins[0]) or 'none'}-{i}")
     for name, (i, plugins) in itertools.product(ALGORITHMS, enumerate(PLUGIN_FORMS))
-    if (ALGORITHMS[name].has_critic or not plugins[0]) and name not in plugins[0]
+    if makes_sense(name, plugins)
 ]
 
 
@@ -107,3 +116,8 @@ class TestEveryAlgorithmWithEveryPlugin:
     def test_the_config_survives_json(self, algorithm, plugins) -> None:
         config = config_of(algorithm, plugins, seeds=(0, 7))
         assert from_json(to_json(config), "here") == config
+
+
+def test_a_term_for_an_actor_that_takes_none_is_refused() -> None:
+    with pytest.raises(InputError, match=r"--divergence-weight: found 0.5, expected 0: BPPO has no actor's loss"):
+        small_config("bppo", ("c4",), plugin_options=(C4_FORMS[3],))

@@ -85,6 +85,7 @@ class Algorithm(ABC):
     config_type: ClassVar[type[AlgorithmConfig]]
     has_critic: ClassVar[bool] = True
     has_density: ClassVar[bool] = True  # whether the policy is a distribution with log-probabilities
+    has_actor_term: ClassVar[bool] = True  # whether plug-ins may add to the actor's loss
     runs_together_on_cpu: ClassVar[int] = 8  # as many runs as one launch serves best there
     published: ClassVar[tuple[Published, ...]] = ()  # for --preset published; where several match, later ones win
     actor: Policy

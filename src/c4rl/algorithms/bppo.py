@@ -91,6 +91,7 @@ _TRAINING: dict[str, Any] = {"updates": 2_000_000, "normalize_observations": Fal
 
 class BPPO(Algorithm):
     config_type = BPPOConfig
+    has_actor_term = False  # the stage that plug-ins act on has no actor
     actor: TanhHeadGaussianPolicy
     published: ClassVar[tuple[Published, ...]] = (
         Published(
@@ -100,7 +101,7 @@ class BPPO(Algorithm):
             _TRAINING,
         ),
         Published(
-            ("hopper-medium", "hopper-medium-v*", "walker2d-medium-replay*"),
+            ("hopper-medium-v*", "walker2d-medium-replay-*"),
             f"{_MAIN}, a remark on these two",
             {"value_updates": 200_000, "cloning_updates": 50_000},
             {"updates": 200_000},

@@ -93,7 +93,7 @@ class DOGE(TD3):
             ("hopper-*", "halfcheetah-*", "walker2d-*"), f"train_distance_mujoco.py, {_RELEASE}", _LOCOMOTION, _TRAINING
         ),
         Published(
-            ("hopper-medium", "hopper-medium-v*", "hopper-medium-replay*"),
+            ("hopper-medium-v*", "hopper-medium-replay-*"),
             f"run_d4rl.sh, {_RELEASE}",
             {"alpha": 17.5},
         ),

@@ -75,6 +75,11 @@ class C4(Plugin):
     @classmethod
     def check(cls, options: C4Config, algorithm: "type[Algorithm]") -> None:
         if options.divergence_weight:
+            if not algorithm.has_actor_term:
+                raise InputError(
+                    f"--divergence-weight: found {options.divergence_weight}, expected 0: {algorithm.__name__} has no "
+                    "actor's loss to add a divergence to"
+                )
             check_divergence(options.divergence, deterministic=not algorithm.has_density)
 
     @classmethod
