@@ -98,6 +98,25 @@ def test_a_run_of_a_swept_stack_is_the_run_alone(name: str) -> None:
         assert metrics[one.key] == pytest.approx(lane.read_metrics()[one.seed], rel=1e-6, abs=1e-9)
 
 
+STACKABLE = [(name, field) for name, kind in ALGORITHMS.items() for field in sorted(kind.config_type.stackable)]
+
+
+@pytest.mark.parametrize(("algorithm", "field"), STACKABLE)
+def test_every_option_that_shares_a_launch_is_each_runs_own(algorithm: str, field: str) -> None:
+    value = getattr(small_config(algorithm).options, field)
+    config = small_config(algorithm, seeds=(5,), sweep=(f"{field}={value},{0.7 * value}",))
+    stack = stack_of(config)
+    reports(stack, 12)
+    states = stack.run_states()
+    first, second = (states[one.key] for one in stack.runs)
+    assert any(not torch.equal(first[key], second[key]) for key in first), "the values make no difference"
+    for one in stack.runs:
+        lane = alone(config, one)
+        reports(lane, 12)
+        for key, tensor in lane.run_states()[one.seed].items():
+            torch.testing.assert_close(states[one.key][key], tensor, rtol=1e-9, atol=1e-12, msg=f"{one.key}: {key}")
+
+
 @pytest.mark.parametrize("name", ["K", "K beside a gated divergence", "K of the authors' clusters"])
 def test_runs_go_on_in_any_company(name: str) -> None:
     """A run whose company fails, or that is looked at alone, leaves tables made for more clusters than its own."""

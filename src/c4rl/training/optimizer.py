@@ -59,7 +59,8 @@ class FlatAdam:
 
             adam_step(self.flat, self.gradient, self.first, self.second, self.count, lr, factor)
         elif isinstance(lr, Tensor):
-            self._step_per_run(lr * factor)
+            # scheduled step sizes are float32, as PyTorch's Adam wants them
+            self._step_per_run((lr.float() * factor).to(lr.dtype) if isinstance(factor, Tensor) else lr * factor)
         else:
             self._step_alike(lr * factor)
 
