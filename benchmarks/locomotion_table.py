@@ -1,16 +1,17 @@
-"""Every algorithm on eight locomotion sets of about 10,000 rows, beside the C4 paper's 10k columns (docs/locomotion.md).
+"""Every algorithm on eight locomotion sets of about 10,000 rows, beside the C4 paper's numbers (docs/locomotion.md).
 
     python benchmarks/locomotion_table.py --data DIR --output DIR --minutes 9
     python benchmarks/locomotion_table.py --collect DIR
 
-The first trains, one after the other, jobs in folders of --output; sets of one robot whose published settings agree are one
-job. After --minutes it saves, says what is left and ends with code 3 (0: all done, 1: a job failed, 2: bad input); the same
-command goes on from there. --minutes 0 only says what is left. Sets that --results holds are not trained again. The second
-copies finished jobs' summaries into --results and writes the page anew; without a DIR, only the page.
+The first trains, one after the other, jobs in folders of --output; sets of one robot whose published settings agree are
+one job. After --minutes it saves, says what is left and ends with code 3 (0: all done, 1: a job failed, 2: bad input);
+the same command goes on from there, with --minutes 0 it only says what is left. Sets that --results holds are done. The
+second copies finished jobs' summaries into --results and fills the page anew; without a DIR, only the page.
 """
 
 import argparse
 import json
+import re
 import signal
 import sys
 import time
@@ -24,8 +25,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from safetensors import safe_open
 
+from c4rl.algorithms.algorithm import Stage
 from c4rl.algorithms.bppo import BPPOConfig
-from c4rl.config import PUBLISHED, TrainConfig, from_json, published_fields, read_config, to_json
+from c4rl.config import TrainConfig, from_json, published_fields, read_config, to_json
 from c4rl.errors import InputError
 from c4rl.files import replacing, write_json
 from c4rl.registry import algorithm_class
@@ -46,42 +48,30 @@ hopper-medium-replay-v2      19.7 11.3±4.7  16.2±3.0  19.1±3.3  12.5±5.9  23
 walker2d-medium-expert-v2    35.1 12.4±15.7 38.0±12.2 42.5±11.4 56.5±11.5 50.9±26.4 61.3±12.2 -    26.0±14.0
 walker2d-medium-v2           25.4 11.2±19.2 34.2±5.2  53.7±12.6 5.9±5.2   47.3±10.1 54.7±11.4 -    54.1±15.5
 """
-NAMES = {"td3_bc": "TD3+BC"}  # others: in capitals
 UPDATES, SEEDS, EPISODES = 100_000, (0, 1, 2), 10
-# stage -> the options that --stage-fraction scales
-STAGES = {
-    "tsrl": {"dynamics model": ("dynamics_updates", "encoder_ode_from")},
-    "bppo": {"value": ("value_updates",), "cloning": ("cloning_updates",), "improvement": ("improvement_updates",)},
-    "sorl": {"styles": ("style_rounds",)},
-}
+LONG_STAGES = ("value_updates", "cloning_updates")  # options that --stage-fraction scales
+BUDGET = ("preset", "seeds", "updates", "eval_episodes", "eval_seed")  # equal throughout the table
 RETRY_SECONDS = 0.002
+FAR = 2  # of the paper's standard deviations
+NOT_RUN = "not run yet"
 
 
 class Score(NamedTuple):
     mean: float
-    std: float | None  # None: not printed, or of one seed
+    std: float | None = None  # None: not printed, or nothing to take it over
 
     def __str__(self) -> str:
         return f"{self.mean:.1f}" + ("" if self.std is None else f" ± {self.std:.1f}")
 
 
-def _paper() -> dict[str, dict[str, Score]]:
-    head, *lines = (line.split() for line in PAPER_TABLE.strip().splitlines())
-    out: dict[str, dict[str, Score]] = {name: {} for name in head[1:]}
-    for task, *cells in lines:
-        for name, (mean, _, std) in zip(head[1:], (cell.partition("±") for cell in cells), strict=True):
-            out[name] |= {task: Score(float(mean), float(std) if std else None)} if mean != "-" else {}
-    return out
-
-
-PAPER = _paper()
+HEAD, *ROWS = (line.split() for line in PAPER_TABLE.strip().splitlines())
+PAPER = {
+    name: {row[0]: Score(*map(float, row[i].split("±"))) for row in ROWS if row[i] != "-"}
+    for i, name in enumerate(HEAD[1:], start=1)
+}
 SETS = tuple(PAPER["td3_bc"])
-# the first is claimed to be above the second
-RELATIONS = (
-    ("iql", "bc", tuple(task for task in SETS if "replay" in task)),
-    ("tsrl", "td3_bc", SETS),
-    ("doge", "td3_bc", SETS),
-)
+REPLAY = tuple(task for task in SETS if "replay" in task)
+RELATIONS = (("iql", "bc", REPLAY), ("tsrl", "td3_bc", SETS), ("doge", "td3_bc", SETS))  # claimed: above the second
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -106,7 +96,7 @@ def main(words: Sequence[str] | None = None) -> int:
         if arguments.collect is None:
             return run_jobs(plan(arguments), 60 * arguments.minutes)
         collect(arguments.collect, arguments.results)
-        write_page(arguments.page, arguments.results)
+        Page(arguments.results).fill(arguments.page)
         return 0
     except InputError as error:
         print(f"locomotion_table: {error}", file=sys.stderr)
@@ -122,14 +112,24 @@ def plan(arguments: argparse.Namespace) -> list[TrainConfig]:
     for algorithm in (name for name in PAPER if name in arguments.algorithms):
         groups: dict[str, list[TrainConfig]] = {}  # jobs of one set each, by robot and settings
         for config in (one_set(arguments, algorithm, task) for task in SETS if task in arguments.sets):
-            collected = _by_set(stored.get(label(config), {})).get(config.task[0])
-            if collected and _settings(from_json(collected["config"], "--results")) == _settings(config):
+            collected = by_set(stored.get(label(config), {})).get(config.task[0])
+            if collected and settings(from_json(collected["config"], "--results")) == settings(config):
                 print(f"{label(config)} on {config.task[0]}: collected already")
             else:
-                groups.setdefault(f"{_robot(config)} {_settings(config)}", []).append(config)
-        jobs += [_together(group, arguments.output) for group in groups.values()]
-    for config in jobs:
-        check_folder(config)
+                groups.setdefault(f"{config.task[0].split('-')[0]} {settings(config)}", []).append(config)
+        for group in groups.values():
+            tasks = tuple(config.task[0] for config in group)
+            robot, qualities = tasks[0].split("-")[0], "_".join(t.split("-", 1)[1].removesuffix("-v2") for t in tasks)
+            output = arguments.output / f"{label(group[0])}-{robot}-{qualities}"
+            dataset = tuple(config.dataset[0] for config in group)
+            jobs.append(replace(group[0], dataset=dataset, task=tasks, output=output))
+    for config in (config for config in jobs if config.output.exists()):
+        began = read_config(config.output)
+        if (settings(began), began.task) != (settings(config), config.task):
+            raise InputError(f"--output: found a job with other settings in {config.output}, expected them unchanged")
+        if began != config and not (config.output / "summary.json").exists():
+            print(f"{config.output.name}: began with other paths or another device, goes on with those given")
+            write_json(config.output / "config.json", to_json(config))
     return jobs
 
 
@@ -144,44 +144,21 @@ def one_set(arguments: argparse.Namespace, algorithm: str, task: str) -> TrainCo
     options = fields["options"]
     if isinstance(options, BPPOConfig):  # the published rule asks the simulator after every update
         options = replace(options, acceptance=BPPOConfig.acceptance)
-    for stage in algorithm_class(algorithm).plan(options, updates):
-        for name in STAGES.get(algorithm, {}).get(stage.name, ()) if stage.updates > updates else ():
-            options = replace(options, **{name: max(1, round(getattr(options, name) * fraction))})
+    for name in LONG_STAGES:
+        if (length := getattr(options, name, 0)) > updates:
+            options = replace(options, **{name: max(1, round(length * fraction))})
     own = {"options": options, "updates": updates, "eval_every": 10**9, "eval_episodes": EPISODES}
     job = {"seeds": tuple(arguments.seeds), "device": arguments.device, "output": arguments.output}
     return TrainConfig(algorithm=algorithm, dataset=(path,), task=(task,), **(fields | own | job))
-
-
-def _together(group: Sequence[TrainConfig], folder: Path) -> TrainConfig:
-    tasks = tuple(config.task[0] for config in group)
-    qualities = "_".join(task.split("-", 1)[1].removesuffix("-v2") for task in tasks)
-    output = folder / f"{label(group[0])}-{_robot(group[0])}-{qualities}"
-    return replace(group[0], dataset=tuple(config.dataset[0] for config in group), task=tasks, output=output)
 
 
 def label(config: TrainConfig) -> str:
     return ".".join([config.algorithm, *(name for name in config.plugins if name != "none")])
 
 
-def _robot(config: TrainConfig) -> str:
-    return config.task[0].split("-")[0]
-
-
-def _settings(config: TrainConfig) -> TrainConfig:
+def settings(config: TrainConfig) -> TrainConfig:
     """Without the data, and without what may differ between machines."""
     return replace(config, dataset=(Path("-"),), task=("none",), output=Path("-"), device="auto", threads=None)
-
-
-def check_folder(config: TrainConfig) -> None:
-    """A job that began elsewhere may go on here, one with other settings may not."""
-    if not config.output.exists():
-        return
-    stored = read_config(config.output)
-    if (_settings(stored), stored.task) != (_settings(config), config.task):
-        raise InputError(f"--output: found a job with other settings in {config.output}, expected them unchanged")
-    if stored != config and not (config.output / "summary.json").exists():
-        write_json(config.output / "config.json", to_json(config))
-        print(f"{config.output.name}: began with other paths or another device, goes on with those given")
 
 
 # -- training
@@ -231,31 +208,31 @@ def ctrl_c_after(seconds: float) -> Iterator[None]:
 
 
 def print_left(jobs: Sequence[TrainConfig]) -> int:
-    """What is left of each job and the time it takes at the algorithm's speed so far; how many jobs."""
+    """What is left of each job, and how long that takes at the algorithm's speed so far; how many jobs."""
     done = {config.output: progress(config) for config in jobs}
     left = [config for config in jobs if not (config.output / "summary.json").exists()]
-    sum_of_minutes, unknown = 0.0, 0
+    known, unknown = 0.0, 0
     for config in left:
         alike = [config] if done[config.output][0] else [other for other in jobs if label(other) == label(config)]
         updates, seconds = (sum(done[other.output][i] for other in alike) for i in (0, 1))
-        total = total_updates(config)
+        total = sum(stage.updates for stage in stages_of(config))
         minutes = (total - done[config.output][0]) * seconds / updates / 60 if updates else None
-        sum_of_minutes, unknown = sum_of_minutes + (minutes or 0), unknown + (minutes is None)
+        known, unknown = known + (minutes or 0), unknown + (minutes is None)
         guess = "speed not measured yet" if minutes is None else f"about {minutes:.1f} min"
         print(f"left: {config.output.name}: {total - done[config.output][0]:,} of {total:,} updates, {guess}")
-    print(f"left: {len(left)} of {len(jobs)} jobs, {sum_of_minutes:.1f} min and {unknown} of unknown speed")
+    print(f"left: {len(left)} of {len(jobs)} jobs; about {known:.1f} min, and {unknown} jobs not measured yet")
     return len(left)
 
 
-def total_updates(config: TrainConfig) -> int:
-    return sum(stage.updates for stage in algorithm_class(config.algorithm).plan(config.options, config.updates))
+def stages_of(config: TrainConfig) -> tuple[Stage, ...]:
+    return algorithm_class(config.algorithm).plan(config.options, config.updates)
 
 
 def progress(config: TrainConfig) -> tuple[int, float]:
     """Updates done, and the seconds they took."""
     summary, checkpoint = config.output / "summary.json", config.output / "checkpoint.safetensors"
     if summary.exists():
-        return total_updates(config), json.loads(summary.read_text())["timing"]["total_seconds"]
+        return sum(s.updates for s in stages_of(config)), json.loads(summary.read_text())["timing"]["total_seconds"]
     if not checkpoint.exists():
         return 0, 0.0
     with safe_open(checkpoint, "np") as file:  # its header alone is read
@@ -263,7 +240,7 @@ def progress(config: TrainConfig) -> tuple[int, float]:
     return facts["update"], facts["training_seconds"]
 
 
-# -- results: a file for each algorithm, {"jobs": {name: {"config", "stages", "summary"}}}
+# -- results: a file for each algorithm, {"jobs": {name: {"config", "summary"}}}
 
 
 def load(results: Path) -> dict[str, Any]:
@@ -271,31 +248,26 @@ def load(results: Path) -> dict[str, Any]:
     return {path.stem: json.loads(path.read_text())["jobs"] for path in paths}
 
 
-def _by_set(jobs: dict[str, Any]) -> dict[str, Any]:
+def by_set(jobs: dict[str, Any]) -> dict[str, Any]:
     return {run["task"]: job for job in jobs.values() for run in job["summary"]["runs"]}
 
 
 def collect(folders: Sequence[Path], results: Path) -> None:
-    """Nothing is written unless all fits: one job for a set, all of one budget."""
+    """Nothing is written unless all fits: one job for a set, one budget."""
     stored = load(results)
-    for folder in sorted(path.parent for parent in folders for path in parent.glob("*/summary.json")):
+    for folder in sorted(path.parent for parent in folders for path in parent.glob("*/config.json")):
+        if not (folder / "summary.json").exists():
+            print(f"{folder.name}: not finished, left out")
+            continue
+        job = {n: without_paths(json.loads((folder / f"{n}.json").read_text())) for n in ("config", "summary")}
         config = read_config(folder)
-        published = published_fields(config.algorithm, config.plugins, config.task[0])
-        plans = [
-            algorithm_class(config.algorithm).plan(options, updates)
-            for options, updates in ((config.options, config.updates), (published["options"], published["updates"]))
-        ]
-        job = {
-            "config": without_paths(json.loads((folder / "config.json").read_text())),
-            "stages": [{"name": a.name, "updates": a.updates, "published": b.updates} for a, b in zip(*plans, strict=True)],
-            "summary": without_paths(json.loads((folder / "summary.json").read_text())),
-        }
         jobs = stored.setdefault(label(config), {})
-        if any(other != job for other in (_by_set(jobs).get(task, job) for task in config.task)):
-            raise InputError(f"{folder}: --results holds other scores of its sets, expected none (nothing is overwritten)")
+        if any(by_set(jobs).get(task, job) != job for task in config.task):
+            raise InputError(f"{folder}: --results holds other scores of its sets (nothing is overwritten)")
         jobs[folder.name] = job
-    if len(budgets := {budget(job) for jobs in stored.values() for job in jobs.values()}) > 1:
-        raise InputError(f"--collect: found {' and '.join(map(str, budgets))}, expected one budget for the whole table")
+    found = {str([job["config"][n] for n in BUDGET]) for jobs in stored.values() for job in jobs.values()}
+    if len(found) > 1:
+        raise InputError(f"--collect: found {' and '.join(found)} as {', '.join(BUDGET)}, expected one for the table")
     results.mkdir(parents=True, exist_ok=True)
     for name, jobs in stored.items():
         if load(results).get(name) != jobs:
@@ -303,23 +275,138 @@ def collect(folders: Sequence[Path], results: Path) -> None:
             print(f"{name}.json: {len(jobs)} jobs")
 
 
-def budget(job: dict[str, Any]) -> tuple[Any, ...]:
-    config = job["config"]
-    return config["preset"], tuple(config["seeds"]), config["updates"], config["eval_episodes"], config["eval_seed"]
-
-
-def without_paths(value: Any) -> Any:
+def without_paths(value: Any, key: str = "") -> Any:
     """File names instead of paths, which are a machine's own."""
     if isinstance(value, dict):
-        return {name: without_paths(v) for name, v in value.items()}
+        return {name: without_paths(v, name) for name, v in value.items()}
     if isinstance(value, list):
-        return [without_paths(v) for v in value]
-    return value.rsplit("/", 1)[-1] if isinstance(value, str) else value
+        return [without_paths(v, key) for v in value]
+    return Path(value).name if isinstance(value, str) and key in ("path", "dataset", "output") else value
 
 
 # -- the page
 
 
-def write_page(page: Path, results: Path) -> None:
-    stored = load(results)
-    ...
+class Page:
+    """What is between its comments is filled from the results, the text around them stays."""
+
+    def __init__(self, results: Path) -> None:
+        stored = load(results)
+        self.names = [*PAPER, *(name for name in stored if name not in PAPER)]
+        self.jobs = {name: by_set(stored.get(name, {})) for name in self.names}
+        self.titles = {name: title(name, self.jobs[name]) for name in self.names}
+        self.ours = {n: {task: result(job, task) for task, job in self.jobs[n].items()} for n in self.names}
+        self.explanations = results / "explanations.json"
+        pairs = [(n, t, self.ours[n].get(t), PAPER.get(n, {}).get(t)) for n in self.names for t in SETS]
+        self.far = [(name, task) for name, task, own, paper in pairs if is_far(own, paper)]
+
+    def fill(self, page: Path) -> None:
+        text = page.read_text()
+        for block in (self.protocol, self.scores, self.differences, self.stages, self.relations):
+            found = re.search(rf"<!-- {block.__name__} -->\n(.*?)<!-- end -->", text, re.DOTALL)
+            if found is None:
+                raise InputError(f"{page}: found no block '{block.__name__}', expected the page as the project has it")
+            text = f"{text[: found.start(1)]}\n{block()}\n\n{text[found.end(1) :]}"
+        with replacing(page) as temporary:
+            temporary.write_text(text)
+
+    def protocol(self) -> str:
+        jobs = [job for own in self.jobs.values() for job in own.values()]
+        planned = {"seeds": SEEDS, "updates": UPDATES, "eval_episodes": EPISODES}
+        config = jobs[0]["config"] if jobs else planned
+        versions = {f"{job['summary']['device']}, torch {job['summary']['versions']['torch']}" for job in jobs}
+        return (
+            f"- seeds {', '.join(map(str, config['seeds']))}; budget: {config['updates']:,} critic updates (BC: of the "
+            f"policy)\n- the last checkpoint, never the best; {config['eval_episodes']} evaluation episodes per run\n"
+            f"- trained on: {'; '.join(sorted(versions)) or NOT_RUN}"
+        )
+
+    def scores(self) -> str:
+        def cell(name: str, task: str) -> str:
+            mark = " †" if (name, task) in self.far else ""
+            return f"{self.ours[name].get(task, NOT_RUN)}{mark} / {PAPER.get(name, {}).get(task, '–')}"
+
+        return table(["", *map(short, SETS)], [[self.titles[n], *(cell(n, task) for task in SETS)] for n in self.names])
+
+    def differences(self) -> str:
+        """Cells far from the paper's with their explanations, then runs that did not reach the end."""
+        known = json.loads(self.explanations.read_text()) if self.explanations.exists() else {}
+        if new := {f"{n} {t}": "" for n, t in self.far if f"{n} {t}" not in known}:
+            write_json(self.explanations, known | new)  # places to fill
+        lines = [
+            f"- † {self.titles[n]}, {short(t)}, {self.ours[n][t]} / {PAPER[n][t]}: "
+            + (known.get(f"{n} {t}") or "no explanation yet")
+            for n, t in self.far
+        ]
+        for name, task in [(n, t) for n in self.names for t in self.jobs[n]]:
+            summary = self.jobs[name][task]["summary"]
+            for run in (run for run in summary["runs"] if run["task"] == task):
+                if why := summary["stopped"].get(str(key_from(run["name"]))):
+                    end = f"stopped at update {why['failed_at']:,} ({why['reason']}), scored as of {why['update']:,}"
+                    lines.append(f"- {self.titles[name]}, {short(task)}, seed {run['seed']}: {end}")
+        return "\n".join(lines) or "None so far."
+
+    def stages(self) -> str:
+        rows: dict[tuple[str, ...], None] = {}  # each once
+        for name, task in [(n, t) for n in self.names for t in self.jobs[n] or SETS]:
+            algorithm, job = name.split(".")[0], self.jobs[name].get(task)
+            fields = published_fields(algorithm, ("none",), task)
+            plan_of = algorithm_class(algorithm).plan
+            own = stages_of(from_json(job["config"], name)) if job else plan_of(fields["options"], UPDATES)
+            for stage, published in zip(own, plan_of(fields["options"], fields["updates"]), strict=True):
+                here = f"{stage.updates:,}" + ("" if job else " (planned)")
+                rows[self.titles[name], stage.name, here, f"{published.updates:,}"] = None
+        return table(["", "stage", "updates", "published"], list(rows))
+
+    def relations(self) -> str:
+        rows = []
+        for above, below, sets in RELATIONS:
+            for tasks in (*((task,) for task in sets), sets):
+                row = [
+                    f"{self.titles[above]} > {self.titles[below]}",
+                    short(tasks[0]) if len(tasks) == 1 else "**mean**",
+                ]
+                for scores in (self.ours, PAPER):
+                    pair = [mean_over(scores[name], tasks) for name in (above, below)]
+                    if pair[0] is None or pair[1] is None:
+                        row += ["–", "not run"]
+                    else:
+                        row += [f"{pair[0]} : {pair[1]}", "held" if pair[0].mean > pair[1].mean else "not held"]
+                rows.append(row)
+        return table(["claim", "set", "ours", "", "C4 paper", ""], rows)
+
+
+def result(job: dict[str, Any], task: str) -> Score:
+    scores = [run["last"] for run in job["summary"]["runs"] if run["task"] == task]
+    return Score(float(np.mean(scores)), float(np.std(scores, ddof=1)) if len(scores) > 1 else None)
+
+
+def is_far(own: Score | None, paper: Score | None) -> bool:
+    return bool(own and paper and paper.std is not None and abs(own.mean - paper.mean) > FAR * paper.std)
+
+
+def mean_over(scores: dict[str, Score], tasks: Sequence[str]) -> Score | None:
+    if any(task not in scores for task in tasks):
+        return None
+    return scores[tasks[0]] if len(tasks) == 1 else Score(float(np.mean([scores[task].mean for task in tasks])))
+
+
+def title(name: str, jobs: dict[str, Any]) -> str:
+    algorithm, *plugins = name.split(".")
+    names = {"td3_bc": "TD3+BC"}
+    if algorithm == "bppo":
+        rules = {job["config"]["options"]["acceptance"] for job in jobs.values()} or {BPPOConfig.acceptance}
+        names["bppo"] = f"BPPO (acceptance {' and '.join(sorted(rules))})"
+    return " + ".join([names.get(algorithm, algorithm.upper()), *plugins])
+
+
+def short(task: str) -> str:
+    return task.removesuffix("-v2").replace("-", " ", 1)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -210,9 +210,11 @@ class Critic(nn.Module):
         return CriticOutput(q.view(shape), hidden[-1].view(*shape, -1), hidden)
 
     def beside(self, observations: Tensor, actions: Tensor, others: Tensor) -> tuple[CriticOutput, Tensor]:
-        """At (s, a) for actions [R, B, a] and, in the same pass, q [R, M, B, N] of others [R, B, N, a]."""
+        """At (s, a) for actions [R, B, a], and q [R, M, B, N] of others [R, B, N, a]."""
+        if not self.mlp.fuses(others):  # one pass pays where launches count: on a CPU it was 1.1x slower
+            return self(observations, actions), self(observations, others).q
         output = self(observations, torch.cat([actions.unsqueeze(2), others], dim=2))
-        rows = len(actions[0])
+        rows = actions.shape[1]
         hidden = tuple(h.unflatten(1, (rows, -1))[:, :, 0] for h in output.hidden)
         return CriticOutput(output.q[..., 0], output.features[..., 0, :], hidden), output.q[..., 1:]
 

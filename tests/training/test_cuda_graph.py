@@ -5,6 +5,7 @@ import torch
 
 from c4rl.c4.plugin import C4Config
 from c4rl.config import TrainConfig
+from c4rl.registry import ALGORITHMS
 from c4rl.training.buffer import TransitionBuffer
 from c4rl.training.lane import Lane
 from tests.algorithms.test_contract import COMBINATIONS, config_of
@@ -29,6 +30,29 @@ def test_graph_and_eager_updates_are_bit_equal(algorithm, plugins) -> None:
     for seed in (0, 1):
         for name, tensor in states[0][seed].items():
             assert torch.equal(tensor, states[1][seed][name]), name
+
+
+@pytest.mark.parametrize("plugins", [(), ("c4",)], ids=["none", "c4"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_fused_kernels_follow_the_plain_ones(algorithm: str, plugins: tuple[str, ...]) -> None:
+    """Over 50 updates within 1% of the way that weights went (one-ulp changes to initial weights: 0.01%, on a CPU).
+
+    Batches are uniform: a cluster's border may put a row on its other side, and then the batches differ.
+    """
+    if plugins and not ALGORITHMS[algorithm].has_critic:
+        pytest.skip("no critic to plug into")
+    options = (C4Config(K=2, period=1000, sampler="uniform"),) if plugins else ()
+    lanes = [
+        lane_on_gpu(small_config(algorithm, plugins, plugin_options=options, fused_kernels=fused))
+        for fused in (True, False)
+    ]
+    start = {name: optimizer.flat.clone() for name, optimizer in lanes[0].algorithm.optimizers.items()}
+    for lane in lanes:
+        advance(lane, 50)
+    fused, plain = (lane.algorithm.optimizers for lane in lanes)
+    for name, first in start.items():
+        way = (plain[name].flat - first).norm()
+        assert (fused[name].flat - plain[name].flat).norm() <= 0.01 * way, name
 
 
 @pytest.mark.parametrize("algorithm", ["td3_bc", "cql"])

@@ -16,6 +16,7 @@ from rich.console import Console
 from c4rl.config import TrainConfig, jsonable
 from c4rl.errors import InputError
 from c4rl.files import write_json
+from c4rl.kernels import missing
 from c4rl.numpy_policy import NumpyPolicy
 from c4rl.registry import algorithm_class
 from c4rl.training.background import (
@@ -112,6 +113,8 @@ class Trainer:
         plugins = "" if config.plugins == ("none",) else " + " + " + ".join(config.plugins)
         rows = " + ".join(f"{len(p.train):,}" for p in self.preparations)
         title = f"{config.algorithm}{plugins} on {' and '.join(config.task)}, {rows} rows, {self.device.type}"
+        if self.device.type == "cuda" and config.fused_kernels and (reason := missing()) is not None:
+            title += f", PyTorch's own kernels ({reason})"
         self.display = Display(title, self.runs, self.total, self.progress.update, self.console)
         try:
             with self._graceful_interruption():
