@@ -27,7 +27,7 @@ from safetensors import safe_open
 
 from c4rl.algorithms.algorithm import Stage
 from c4rl.algorithms.bppo import BPPOConfig
-from c4rl.config import TrainConfig, from_json, published_fields, read_config, to_json
+from c4rl.config import TrainConfig, published_fields, read_config, to_json
 from c4rl.errors import InputError
 from c4rl.files import replacing, write_json
 from c4rl.registry import algorithm_class
@@ -50,7 +50,6 @@ walker2d-medium-v2           25.4 11.2±19.2 34.2±5.2  53.7±12.6 5.9±5.2   47
 """
 UPDATES, SEEDS, EPISODES = 100_000, (0, 1, 2), 10
 LONG_STAGES = ("value_updates", "cloning_updates")  # options that --stage-fraction scales
-BUDGET = ("preset", "seeds", "updates", "eval_episodes", "eval_seed")  # equal throughout the table
 RETRY_SECONDS = 0.002
 FAR = 2  # of the paper's standard deviations
 NOT_RUN = "not run yet"
@@ -113,7 +112,7 @@ def plan(arguments: argparse.Namespace) -> list[TrainConfig]:
         groups: dict[str, list[TrainConfig]] = {}  # jobs of one set each, by robot and settings
         for config in (one_set(arguments, algorithm, task) for task in SETS if task in arguments.sets):
             collected = by_set(stored.get(label(config), {})).get(config.task[0])
-            if collected and settings(from_json(collected["config"], "--results")) == settings(config):
+            if collected and budget(collected["config"]) == budget(to_json(config)):
                 print(f"{label(config)} on {config.task[0]}: collected already")
             else:
                 groups.setdefault(f"{config.task[0].split('-')[0]} {settings(config)}", []).append(config)
@@ -199,6 +198,7 @@ def ctrl_c_after(seconds: float) -> Iterator[None]:
             listening(signal.SIGINT, frame)
 
     previous = signal.signal(signal.SIGALRM, ring)
+    signal.siginterrupt(signal.SIGALRM, False)  # system calls of libraries go on
     signal.setitimer(signal.ITIMER_REAL, max(seconds, RETRY_SECONDS))
     try:
         yield
@@ -240,7 +240,7 @@ def progress(config: TrainConfig) -> tuple[int, float]:
     return facts["update"], facts["training_seconds"]
 
 
-# -- results: a file for each algorithm, {"jobs": {name: {"config", "summary"}}}
+# -- results: a file for each algorithm, {"jobs": {name: {"config", "stages", "summary"}}}
 
 
 def load(results: Path) -> dict[str, Any]:
@@ -255,24 +255,43 @@ def by_set(jobs: dict[str, Any]) -> dict[str, Any]:
 def collect(folders: Sequence[Path], results: Path) -> None:
     """Nothing is written unless all fits: one job for a set, one budget."""
     stored = load(results)
+    if missing := [str(folder) for folder in folders if not folder.is_dir()]:
+        raise InputError(f"--collect: found no folder {', '.join(missing)}, expected what --output named")
     for folder in sorted(path.parent for parent in folders for path in parent.glob("*/config.json")):
         if not (folder / "summary.json").exists():
             print(f"{folder.name}: not finished, left out")
             continue
         job = {n: without_paths(json.loads((folder / f"{n}.json").read_text())) for n in ("config", "summary")}
         config = read_config(folder)
+        job["stages"] = stage_lengths(config)
         jobs = stored.setdefault(label(config), {})
         if any(by_set(jobs).get(task, job) != job for task in config.task):
             raise InputError(f"{folder}: --results holds other scores of its sets (nothing is overwritten)")
         jobs[folder.name] = job
-    found = {str([job["config"][n] for n in BUDGET]) for jobs in stored.values() for job in jobs.values()}
-    if len(found) > 1:
-        raise InputError(f"--collect: found {' and '.join(found)} as {', '.join(BUDGET)}, expected one for the table")
+    if len(found := {budget(job["config"]) for jobs in stored.values() for job in jobs.values()}) > 1:
+        raise InputError(f"--collect: found {' and '.join(sorted(found))}, expected the same for the whole table")
     results.mkdir(parents=True, exist_ok=True)
     for name, jobs in stored.items():
         if load(results).get(name) != jobs:
             write_json(results / f"{name}.json", {"jobs": jobs})
             print(f"{name}.json: {len(jobs)} jobs")
+
+
+def budget(config: dict[str, Any]) -> str:
+    return ", ".join(f"{n} {config[n]}" for n in ("preset", "seeds", "updates", "eval_episodes", "eval_seed"))
+
+
+def stage_lengths(config: TrainConfig) -> list[list[Any]]:
+    """Name, updates here and as published."""
+    published = published_fields(config.algorithm, config.plugins, config.task[0])
+    there = algorithm_class(config.algorithm).plan(published["options"], published["updates"])
+    return [[a.name, a.updates, b.updates] for a, b in zip(stages_of(config), there, strict=True)]
+
+
+def planned_job(algorithm: str) -> TrainConfig:
+    """As far as the lengths of its stages go."""
+    fields = published_fields(algorithm, ("none",), SETS[0]) | {"updates": UPDATES}
+    return TrainConfig(algorithm=algorithm, dataset=(Path("-"),), task=(SETS[0],), output=Path("-"), **fields)
 
 
 def without_paths(value: Any, key: str = "") -> Any:
@@ -301,7 +320,7 @@ class Page:
         self.far = [(name, task) for name, task, own, paper in pairs if is_far(own, paper)]
 
     def fill(self, page: Path) -> None:
-        text = page.read_text()
+        text = page.read_text() if page.exists() else ""
         for block in (self.protocol, self.scores, self.differences, self.stages, self.relations):
             found = re.search(rf"<!-- {block.__name__} -->\n(.*?)<!-- end -->", text, re.DOTALL)
             if found is None:
@@ -312,8 +331,8 @@ class Page:
 
     def protocol(self) -> str:
         jobs = [job for own in self.jobs.values() for job in own.values()]
-        planned = {"seeds": SEEDS, "updates": UPDATES, "eval_episodes": EPISODES}
-        config = jobs[0]["config"] if jobs else planned
+        config: dict[str, Any] = {"seeds": SEEDS, "updates": UPDATES, "eval_episodes": EPISODES}
+        config |= jobs[0]["config"] if jobs else {}
         versions = {f"{job['summary']['device']}, torch {job['summary']['versions']['torch']}" for job in jobs}
         return (
             f"- seeds {', '.join(map(str, config['seeds']))}; budget: {config['updates']:,} critic updates (BC: of the "
@@ -347,16 +366,13 @@ class Page:
         return "\n".join(lines) or "None so far."
 
     def stages(self) -> str:
-        rows: dict[tuple[str, ...], None] = {}  # each once
-        for name, task in [(n, t) for n in self.names for t in self.jobs[n] or SETS]:
-            algorithm, job = name.split(".")[0], self.jobs[name].get(task)
-            fields = published_fields(algorithm, ("none",), task)
-            plan_of = algorithm_class(algorithm).plan
-            own = stages_of(from_json(job["config"], name)) if job else plan_of(fields["options"], UPDATES)
-            for stage, published in zip(own, plan_of(fields["options"], fields["updates"]), strict=True):
-                here = f"{stage.updates:,}" + ("" if job else " (planned)")
-                rows[self.titles[name], stage.name, here, f"{published.updates:,}"] = None
-        return table(["", "stage", "updates", "published"], list(rows))
+        rows = []
+        for name in self.names:
+            found = [tuple(stage) for job in self.jobs[name].values() for stage in job["stages"]]
+            planned = "" if found else " (planned)"
+            for stage, updates, published in dict.fromkeys(found) or stage_lengths(planned_job(name)):
+                rows.append([self.titles[name], stage, f"{updates:,}{planned}", f"{published:,}"])
+        return table(["", "stage", "updates", "published"], rows)
 
     def relations(self) -> str:
         rows = []

@@ -46,7 +46,8 @@ class TrainConfig:
     sweep: tuple[str, ...] = ()
     """Options with several values each, as lambda=0.05,0.1,0.3 K=1,5: every combination is trained with every seed."""
     updates: int = 100_000
-    """Gradient updates per run."""
+    """Gradient updates of each run's critic (of its policy, where there is none); other stages have options of their
+    own."""
     size: int | None = None
     """Rows to train on; all if not given."""
     subset: Literal["trajectories", "rows", "with_replacement", "authors"] = "trajectories"
@@ -61,7 +62,7 @@ class TrainConfig:
     reward_scale: float = 1.0
     """Training rewards are reward_scale * r + reward_shift; scores always use raw rewards."""
     reward_shift: float = 0.0
-    """See reward_scale."""
+    """See --reward-scale."""
     normalize_returns: bool = False
     """Scale rewards by 1000 / (best - worst trajectory return) first."""
     action_low: tuple[float, ...] | None = None
@@ -71,7 +72,7 @@ class TrainConfig:
     clip_actions: bool = False
     """Clip logged actions to the bounds instead of refusing them."""
     eval_every: int = 5000
-    """Updates between evaluations."""
+    """Updates between evaluations, counted through all stages."""
     eval_episodes: int = 10
     """Episodes per run and evaluation."""
     eval_seed: int = 10_000
@@ -81,7 +82,7 @@ class TrainConfig:
     hold_out: float = 0.1
     """With --task none: share of the trajectories kept for the held-out report."""
     log_every: int = 500
-    """Updates between lines of metrics.jsonl."""
+    """Updates between lines of metrics.jsonl, counted through all stages."""
     checkpoint_every: int = 1000
     """Updates between checkpoints: what a killed job may lose."""
     checkpoint_seconds: float | None = None
@@ -145,7 +146,7 @@ class TrainConfig:
         require("hold-out", 0 < self.hold_out < 1, self.hold_out, "a share between 0 and 1")
         require("threads", self.threads is None or self.threads > 0, self.threads, "1 or more")
         for name, plugin_options in zip(plugin_names(self.plugins, self.algorithm), self.plugin_options, strict=False):
-            PLUGINS[name][1].check(plugin_options, algorithm_class(self.algorithm))
+            PLUGINS[name][1].check(plugin_options, algorithm_class(self.algorithm), self.options)
         options = self.options
         require("batch-size", options.batch_size > 1, options.batch_size, "2 or more")
         require("hidden-layers", options.hidden_layers > 0, options.hidden_layers, "1 or more")

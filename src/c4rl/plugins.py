@@ -52,8 +52,8 @@ class Plugin:
     period: int | None = None  # updates between two calls of `refresh`
 
     @classmethod
-    def check(cls, options: Any, algorithm: "type[Algorithm]") -> None:
-        """Refuse options that make no sense with the algorithm, before any work is done."""
+    def check(cls, options: Any, algorithm: "type[Algorithm]", algorithm_options: Any) -> None:
+        """Refuse options that make no sense with the algorithm and its options, before any work is done."""
 
     @classmethod
     def launch_key(cls, options: Any, rows: int, data: int) -> Hashable:

@@ -89,6 +89,7 @@ class Algorithm(ABC):
     runs_together_on_cpu: ClassVar[int] = 8  # as many runs as one launch serves best there
     published: ClassVar[tuple[Published, ...]] = ()  # for --preset published; where several match, later ones win
     actor: Policy
+    config: Any
     discount: float = 0.99
 
     def __init__(self, config: Any, stack: Stack, streams: Streams, plugins: Plugins) -> None:
@@ -96,6 +97,11 @@ class Algorithm(ABC):
         self.stages = self.plan(config, stack.updates)
         self.networks: dict[str, nn.Module] = {}
         self.optimizers: dict[str, FlatAdam] = {}
+
+    @classmethod
+    def policy_has_density(cls, config: Any) -> bool:
+        """Whether, with these options, the policy is a distribution with log-probabilities."""
+        return cls.has_density
 
     @classmethod
     def check(cls, config: Any, task: str) -> None:

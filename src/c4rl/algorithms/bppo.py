@@ -59,8 +59,8 @@ class BPPOConfig(CriticConfig):
     value_lr: float = 1e-4
     """Adam's step size for V."""
     output_relu: bool = False
-    """Values of 0 or more, as in the original. Off: negative returns (one in six of 10,000 rows of
-    halfcheetah-medium-replay, all where rewards are shifted by -1) would all be 0. Plug-ins see Q before this ReLU."""
+    """Q and V end in a ReLU, as in the original: negative returns (one in six of 10,000 rows of
+    halfcheetah-medium-replay, all where rewards are shifted by -1) all become 0. Plug-ins see Q before this ReLU."""
     value_updates: int = 200_000
     """Updates of V (of Q: --updates)."""
     cloning_updates: int = 50_000
@@ -72,15 +72,16 @@ class BPPOConfig(CriticConfig):
     clip_decay: float = 0.96
     """ε is multiplied by this before each of the first 201 improvement updates."""
     lr_decay: float = 0.98
-    """The policy's step size is multiplied by this after every second of them."""
+    """The policy's step size is multiplied by this after every second of the first 201 improvement updates."""
     omega: float = 0.9
     """ω: positive advantages weigh ω, others 1 - ω; 0.5 leaves them as they are."""
     entropy_weight: float = 0.0
-    """Of the policy's entropy (the original suggests 0.01 on medium data)."""
+    """Weight of the policy's entropy in its improvement (the original suggests 0.01 on medium data)."""
     acceptance: Literal["never", "offline_q", "online_best"] = "never"
-    """When π_old becomes π. offline_q: the mean Q(s, π(s)) over fixed logged states is the best so far. online_best,
-    the original: so is the score of episodes in the simulator after every update, and the cloned policy is the best by
-    score too; this USES THE ENVIRONMENT to learn. never: π_old stays the cloned policy."""
+    """When π_old becomes π. never: it stays the cloned policy, and π is the result. In the others the best π_old is.
+    offline_q: when the mean Q(s, π(s)) over fixed logged states is the best so far. online_best, the original: when the
+    score of --eval-episodes episodes in the simulator is, after every improvement update, and the cloned policy is the
+    best by score too; this USES THE ENVIRONMENT to learn."""
 
 
 # The defaults above are the release's but for what these name.

@@ -103,7 +103,6 @@ class IQL(Algorithm):
         self.config, self.discount = config, config.discount
         kind = TanhMeanGaussianPolicy if config.policy == "gaussian" else DeterministicPolicy
         self.actor = kind(stack, "actor", config.hidden, initialization=config.initialization)
-        self.has_density = config.policy == "gaussian"  # type: ignore[misc]  # of this object: its option decides
         self.value = Value(stack, "value", config.hidden, initialization=config.initialization)
         self.critic = Critic(
             stack,
@@ -125,6 +124,10 @@ class IQL(Algorithm):
             "critic": FlatAdam(self.critic, config.critic_lr),
         }
         self.polyak = Polyak(self.optimizers["critic"], self.target_critic, config.tau)
+
+    @classmethod
+    def policy_has_density(cls, config: Any) -> bool:
+        return config.policy == "gaussian"
 
     @classmethod
     def check(cls, config: IQLConfig, task: str) -> None:

@@ -19,7 +19,7 @@ from c4rl.training.optimizer import FlatAdam, Polyak
 @dataclass(frozen=True)
 class TD3Config(CriticConfig):
     alpha: float = 2.5
-    """Weight of the Q term, which is divided by its own size."""
+    """α: weight of the actor's Q term (whose Q is divided by its mean size) against what holds it to the data."""
     policy_noise: float = 0.2
     """Standard deviation of the target action's noise."""
     noise_clip: float = 0.5

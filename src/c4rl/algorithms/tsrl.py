@@ -34,6 +34,12 @@ class TSRLConfig(TD3Config):
         | {"quantile", "noise_scale", "encoder_ode_weight", "decoder_ode_weight", "symmetry_weight", "l1_weight"}
     )
 
+    hidden_layers: int = 2
+    """Hidden layers of the actor and the critics."""
+    hidden_width: int = 512
+    """Units per hidden layer of the actor and the critics."""
+    actor_lr: float = 3e-4
+    """Adam's step size for the policy."""
     latent_cloning: float = 100.0
     """Weight of the squared distance between the policy's and the data's latent actions."""
     policy_symmetry: float = 100.0
@@ -50,7 +56,7 @@ class TSRLConfig(TD3Config):
     drop_terminals: bool = False
     """Authors' release on reduced data: rows that end an episode are left out, so that no episode seems to end."""
     dropout: float = 0.1
-    """Of the policy's hidden units while it is trained; never when it acts."""
+    """Share of the policy's hidden units that each update leaves out; none when it acts."""
     dynamics_updates: int = 35_000
     """Updates of the dynamics model, before --updates of the policy; 35,000 is 2,000 passes over 9,000 rows."""
     dynamics_batch_size: int = 512

@@ -45,8 +45,9 @@ class DivergenceTerm:
         clustering: "Clustering",
         buffer: TransitionBuffer,
     ) -> None:
-        check_divergence(config.divergence, deterministic=not algorithm.has_density)
-        if config.divergence == "mmd" and algorithm.has_density and config.divergence_samples < 2:
+        density = algorithm.policy_has_density(algorithm.config)
+        check_divergence(config.divergence, deterministic=not density)
+        if config.divergence == "mmd" and density and config.divergence_samples < 2:
             raise InputError(f"--divergence-samples: found {config.divergence_samples}, expected 2 or more for mmd")
         self.config, self.clustering, self.buffer = config, clustering, buffer
         self.critic_inputs = algorithm.critic_inputs

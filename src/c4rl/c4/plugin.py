@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
 import tyro
@@ -73,14 +73,14 @@ class C4(Plugin):
         self.period = config.period
 
     @classmethod
-    def check(cls, options: C4Config, algorithm: "type[Algorithm]") -> None:
+    def check(cls, options: C4Config, algorithm: "type[Algorithm]", algorithm_options: Any) -> None:
         if options.divergence_weight:
             if not algorithm.has_actor_term:
                 raise InputError(
                     f"--divergence-weight: found {options.divergence_weight}, expected 0: {algorithm.__name__} has no "
                     "actor's loss to add a divergence to"
                 )
-            check_divergence(options.divergence, deterministic=not algorithm.has_density)
+            check_divergence(options.divergence, deterministic=not algorithm.policy_has_density(algorithm_options))
 
     @classmethod
     def launch_key(cls, options: C4Config, rows: int, data: int) -> Hashable:
