@@ -5,7 +5,6 @@ import itertools
 import json
 import math
 from dataclasses import dataclass, field
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -201,13 +200,13 @@ def published_fields(algorithm: str, plugins: tuple[str, ...], task: str) -> dic
     """The fields of TrainConfig that --preset published gives: the settings of the algorithm's own publication."""
     kind = algorithm_class(algorithm)
     task = task if task.startswith("gym:") else get_task(task).name  # with its version
-    matching = [p for p in kind.published if any(fnmatch(task, pattern) for pattern in p.tasks)]
+    matching = kind.published_for(task)
     if not matching:
         known = ", ".join(dict.fromkeys(pattern for p in kind.published for pattern in p.tasks)) or "none"
         raise InputError(f"--preset {PUBLISHED}: '{algorithm}' has no settings for '{task}', expected one of: {known}")
     options: dict[str, Any] = {}
     training: dict[str, Any] = {}
-    for published in matching:  # later ones win
+    for published in matching:
         options |= published.options
         training |= published.training
     chosen = plugin_names(plugins, algorithm)

@@ -235,3 +235,12 @@ def test_what_is_fixed_and_what_is_kept() -> None:
 
 def test_what_is_not_reproduced_says_why() -> None:
     assert len(NOT_REPRODUCED) > 10 and all(len(reason) > 10 for reason in NOT_REPRODUCED.values())
+
+
+def test_other_algorithms_take_their_own_publications_settings_beside_the_papers_c4() -> None:
+    fields = preset_fields("paper", "a2pr", None, "antmaze-umaze-v2")
+    assert fields["reward_shift"] == -1 and fields["normalize_observations"] is False and fields["updates"] == 300_000
+    assert fields["options"].discount == 0.995 and fields["plugins"] == ("c4",)
+    assert fields["plugin_options"][0].lambda_ == 0.5
+    improved = preset_fields("paper", "bppo", None, "hopper-medium-expert-v2")["options"]
+    assert improved.output_relu and improved.acceptance == "never", "published as online_best, which uses the simulator"

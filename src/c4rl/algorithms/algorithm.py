@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -97,6 +98,11 @@ class Algorithm(ABC):
         self.stages = self.plan(config, stack.updates)
         self.networks: dict[str, nn.Module] = {}
         self.optimizers: dict[str, FlatAdam] = {}
+
+    @classmethod
+    def published_for(cls, task: str) -> list[Published]:
+        """The published settings that name this task (with its version), in order: later ones win."""
+        return [p for p in cls.published if any(fnmatch(task, pattern) for pattern in p.tasks)]
 
     @classmethod
     def policy_has_density(cls, config: Any) -> bool:

@@ -142,6 +142,9 @@ _CQL_TRAINING: dict[str, Settings] = {
 _TD3_BC_TRAINING: dict[str, Settings] = {"antmaze": {"reward_shift": Setting(-1.0, "CORL, antmaze: r - 1")}}
 
 
+_USES_THE_ENVIRONMENT = ("acceptance",)  # of BPPO's: not taken over
+
+
 def paper_lambda(task: str) -> Setting:
     return next((setting for part, setting in _LAMBDA.items() if part in task), _LAMBDA_OTHERWISE)
 
@@ -151,7 +154,8 @@ def _domain(task: str) -> str:
 
 
 def _paper(algorithm: str, task: str) -> Preset:
-    """For any algorithm with a critic; one that is neither CQL nor TD3+BC keeps its own options."""
+    """For any algorithm with a critic; one that is neither CQL nor TD3+BC takes its own publication's settings, as the
+    paper gives none."""
     domain = _domain(task)
     training: Settings = {
         "updates": Setting(300_000, "Figure of the run times; not given elsewhere"),
@@ -165,6 +169,16 @@ def _paper(algorithm: str, task: str) -> Preset:
     elif algorithm == "td3_bc":
         options = _PAPER_NETWORKS | {"alpha": Setting(2.5, "TD3+BC, every task")}
         training |= _TD3_BC_TRAINING.get(domain, {})
+    else:
+        name = task if domain == "none" else get_task(task).name
+        for published in algorithm_class(algorithm).published_for(name):
+            own = {key: Setting(value, f"not given; {published.source}") for key, value in published.options.items()}
+            options |= {key: setting for key, setting in own.items() if key not in _USES_THE_ENVIRONMENT}
+            training |= {
+                key: Setting(value, f"not given; {published.source}")
+                for key, value in published.training.items()
+                if key not in ("updates", "eval_every", "eval_episodes")
+            }
     return Preset(("c4",), training, options, _PAPER_C4 | {"lambda_": paper_lambda(task)})
 
 
