@@ -3,10 +3,11 @@
     python benchmarks/locomotion_table.py --data DIR --output DIR --minutes 9
     python benchmarks/locomotion_table.py --collect DIR
 
-The first trains, one after the other, jobs in folders of --output; sets of one robot whose published settings agree are
-one job. After --minutes it saves, says what is left and ends with code 3 (0: all done, 1: a job failed, 2: bad input);
-the same command goes on from there, with --minutes 0 it only says what is left. Sets that --results holds are done. The
-second copies finished jobs' summaries into --results and fills the page anew; without a DIR, only the page.
+The first trains, one after the other, jobs in folders of --output; the sets of one robot are one job, each with its own
+published settings. After --minutes it saves, says what is left and ends with code 3 (0: all done, 1: a job failed, 2:
+bad input); the same command goes on from there, with --minutes 0 it only says what is left. Sets that --results holds
+are done. The second copies finished jobs' summaries into --results and fills the page anew; without a DIR, the page
+alone.
 """
 
 import argparse
@@ -31,6 +32,7 @@ from c4rl.config import TrainConfig, published_fields, read_config, to_json
 from c4rl.errors import InputError
 from c4rl.files import replacing, write_json
 from c4rl.registry import algorithm_class
+from c4rl.sweeps import differences
 from c4rl.training.loop import Interrupted, resume, train
 from c4rl.training.runs import key_from
 
@@ -115,13 +117,15 @@ def plan(arguments: argparse.Namespace) -> list[TrainConfig]:
             if collected and budget(collected["config"]) == budget(to_json(config)):
                 print(f"{label(config)} on {config.task[0]}: collected already")
             else:
-                groups.setdefault(f"{config.task[0].split('-')[0]} {settings(config)}", []).append(config)
+                groups.setdefault(f"{config.task[0].split('-')[0]} {shared_settings(config)}", []).append(config)
         for group in groups.values():
             tasks = tuple(config.task[0] for config in group)
             robot, qualities = tasks[0].split("-")[0], "_".join(t.split("-", 1)[1].removesuffix("-v2") for t in tasks)
             output = arguments.output / f"{label(group[0])}-{robot}-{qualities}"
             dataset = tuple(config.dataset[0] for config in group)
-            jobs.append(replace(group[0], dataset=dataset, task=tasks, output=output))
+            words = differences([(config.options, config.plugin_options) for config in group])
+            assert words is not None  # no published option is a list
+            jobs.append(replace(group[0], dataset=dataset, task=tasks, output=output, by_dataset=tuple(words)))
     for config in (config for config in jobs if config.output.exists()):
         began = read_config(config.output)
         if (settings(began), began.task) != (settings(config), config.task):
@@ -157,7 +161,14 @@ def label(config: TrainConfig) -> str:
 
 def settings(config: TrainConfig) -> TrainConfig:
     """Without the data, and without what may differ between machines."""
-    return replace(config, dataset=(Path("-"),), task=("none",), output=Path("-"), device="auto", threads=None)
+    names = tuple(Path(path.name) for path in config.dataset)
+    return replace(config, dataset=names, task=("none",), output=Path("-"), device="auto", threads=None)
+
+
+def shared_settings(config: TrainConfig) -> str:
+    """What runs of one job have in common: all but options that each dataset may have of its own (--by-dataset)."""
+    plain = algorithm_class(config.algorithm).config_type()
+    return f"{replace(settings(config), dataset=(Path('-'),), options=plain)} {stages_of(config)}"
 
 
 # -- training

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,7 +16,7 @@ from c4rl.c4.presets import NO_PRESET, PRESETS, preset, values_of
 from c4rl.data.tasks import get_task
 from c4rl.errors import InputError
 from c4rl.registry import PLUGINS, algorithm_class, plugin_names
-from c4rl.sweeps import Swept, parse_sweep, with_values
+from c4rl.sweeps import Swept, differences, parse_by_dataset, parse_sweep, with_values
 from c4rl.typed_json import from_dict, typed
 
 CONFIG_VERSION = 1
@@ -44,6 +45,8 @@ class TrainConfig:
     """One run per seed; they train together."""
     sweep: tuple[str, ...] = ()
     """Options with several values each, as lambda=0.05,0.1,0.3 K=1,5: every combination is trained with every seed."""
+    by_dataset: tuple[str, ...] = ()
+    """Options with one value for each of several datasets, in their order, as lambda=0.1,0.3,0.5."""
     updates: int = 100_000
     """Gradient updates of each run's critic (of its policy, where there is none); other stages have options of their
     own."""
@@ -153,8 +156,12 @@ class TrainConfig:
         require("actor-lr", options.actor_lr > 0, options.actor_lr, "a positive number")
         for task in self.task if isinstance(self.task, tuple) else ():
             algorithm_class(self.algorithm).check(options, task)
-        for point in itertools.product(*(swept.values for swept in self.swept)) if self.sweep else ():
-            self._check_point(point)
+        both = {s.flag for s in self._sweep} & {s.flag for s in self._by_dataset}
+        require("by-dataset", not both, f"{' '.join(sorted(both))} beside --sweep", "an option in one of them")
+        if isinstance(self.dataset, tuple):
+            for dataset in range(len(self.dataset)) if self.by_dataset else range(1):
+                for point in self.points(dataset) if self.swept else ():
+                    self._check_point(point)
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -162,20 +169,38 @@ class TrainConfig:
         return self.task * len(self.dataset) if len(self.task) == 1 else self.task
 
     @property
-    def swept(self) -> tuple[Swept, ...]:
+    def _sweep(self) -> tuple[Swept, ...]:
         return parse_sweep(self.sweep, (self.options, self.plugin_options), field_names())
+
+    @property
+    def _by_dataset(self) -> tuple[Swept, ...]:
+        if not isinstance(self.dataset, tuple):  # tyro asks for defaults without them
+            return ()
+        options = self.options, self.plugin_options
+        return parse_by_dataset(self.by_dataset, options, field_names(), len(self.dataset))
+
+    @property
+    def swept(self) -> tuple[Swept, ...]:
+        """Options that differ between runs."""
+        return (*self._by_dataset, *self._sweep)
+
+    def points(self, dataset: int) -> list[tuple[Any, ...]]:
+        """The values of the swept options that runs on this dataset take."""
+        own = tuple(s.values[dataset] for s in self._by_dataset)
+        return [(*own, *point) for point in itertools.product(*(s.values for s in self._sweep))]
 
     def at_point(self, values: tuple[Any, ...]) -> "TrainConfig":
         """The config of the runs that take these values of the sweep."""
         options, plugin_options = with_values((self.options, self.plugin_options), self.swept, values)
-        return dataclasses.replace(self, sweep=(), options=options, plugin_options=plugin_options)
+        return dataclasses.replace(self, sweep=(), by_dataset=(), options=options, plugin_options=plugin_options)
 
     def _check_point(self, values: tuple[Any, ...]) -> None:
         """Refuse what the flags would refuse, and what would make runs of different length."""
         try:
             point = self.at_point(values)
         except InputError as error:
-            raise InputError(f"--sweep {' '.join(self.sweep)}: {error}") from None
+            flag = "--sweep" if self.sweep else "--by-dataset"
+            raise InputError(f"{flag} {' '.join(self.sweep or self.by_dataset)}: {error}") from None
         plan = algorithm_class(self.algorithm).plan
         if _lengths(plan(point.options, self.updates)) != _lengths(plan(self.options, self.updates)):
             words = " ".join(f"{s.flag}={value}" for s, value in zip(self.swept, values, strict=True))
@@ -232,6 +257,19 @@ def preset_fields(name: str, algorithm: str, plugins: tuple[str, ...] | None, ta
         "plugin_options": tuple(PLUGINS[n][0](**(values_of(chosen.c4) if n == "c4" else {})) for n in names),
         **values_of(chosen.training),
     }
+
+
+def fields_by_dataset(fields: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The fields of one job on several datasets, from those that a preset gives each of them: options of the algorithm
+    and its plug-ins that differ go to `by_dataset`. None where anything else differs."""
+    first, per_dataset = dict(fields[0]), ("options", "plugin_options")
+    for other in fields:
+        if {k: v for k, v in other.items() if k not in per_dataset} != {
+            k: v for k, v in first.items() if k not in per_dataset
+        }:
+            return None
+    words = differences([(other["options"], other["plugin_options"]) for other in fields])
+    return None if words is None else first | ({"by_dataset": tuple(words)} if words else {})
 
 
 def command_line_type(algorithm: str, plugins: tuple[str, ...]) -> type[TrainConfig]:

@@ -1,4 +1,4 @@
-"""--sweep: options of the algorithm or of a plug-in that take several values within one job."""
+"""--sweep and --by-dataset: options of the algorithm or of a plug-in that take several values within one job."""
 
 import types
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ class Swept(NamedTuple):
     flag: str  # as on the command line, without dashes
     place: int
     field: str  # of that options object
-    values: tuple[Any, ...]
+    values: tuple[Any, ...]  # all of them for every dataset (--sweep), or one for each (--by-dataset)
 
 
 def flag_of(field: str) -> str:
@@ -26,29 +26,65 @@ def flag_of(field: str) -> str:
     return field.rstrip("_")
 
 
-def parse_sweep(sweep: Sequence[str], options: Options, job_fields: Sequence[str]) -> tuple[Swept, ...]:
-    """The words "flag=value,value,..." of --sweep; job_fields: names that belong to the whole job."""
+def parse_values(
+    name_of_flag: str, words: Sequence[str], options: Options, job_fields: Sequence[str]
+) -> tuple[Swept, ...]:
+    """The words "flag=value,value,..." of --sweep or --by-dataset; job_fields: names that belong to the whole job."""
+    given = f"--{name_of_flag}"
     algorithm_options, plugin_options = options
     owners = {ALGORITHM: algorithm_options, **dict(enumerate(plugin_options))}
     known = {flag_of(f.name): (place, f) for place, owner in owners.items() for f in fields(owner)}
     found: list[Swept] = []
-    for word in sweep:
+    for word in words:
         name, equals, text = word.partition("=")
         flag = flag_of(name.lstrip("-").replace("-", "_"))
         if not equals or not text:
-            raise InputError(f"--sweep: found '{word}', expected FLAG=VALUE,VALUE,... as lambda=0.1,0.3")
+            raise InputError(f"{given}: found '{word}', expected FLAG=VALUE,VALUE,... as lambda=0.1,0.3")
         if flag in job_fields:
-            raise InputError(f"--sweep {word}: --{name} is a setting of the whole job, expected one of {_list(known)}")
+            raise InputError(f"{given} {word}: --{name} is a setting of the whole job, expected one of {_list(known)}")
         if flag not in known:
-            raise InputError(f"--sweep {word}: no option is called '{name}', expected one of {_list(known)}")
+            raise InputError(f"{given} {word}: no option is called '{name}', expected one of {_list(known)}")
         if flag in (swept.flag for swept in found):
-            raise InputError(f"--sweep: found '{name}' twice, expected each option once")
+            raise InputError(f"{given}: found '{name}' twice, expected each option once")
         place, field = known[flag]
-        values = tuple(_value(field.type, part, word) for part in text.split(","))
-        if len(set(values)) < len(values):
-            raise InputError(f"--sweep {word}: found a value twice, expected each once")
+        values = tuple(_value(field.type, part, f"{given} {word}") for part in text.split(","))
         found.append(Swept(flag, place, field.name, values))
     return tuple(found)
+
+
+def parse_sweep(words: Sequence[str], options: Options, job_fields: Sequence[str]) -> tuple[Swept, ...]:
+    found = parse_values("sweep", words, options, job_fields)
+    for word, swept in zip(words, found, strict=True):
+        if len(set(swept.values)) < len(swept.values):
+            raise InputError(f"--sweep {word}: found a value twice, expected each once")
+    return found
+
+
+def parse_by_dataset(
+    words: Sequence[str], options: Options, job_fields: Sequence[str], datasets: int
+) -> tuple[Swept, ...]:
+    found = parse_values("by-dataset", words, options, job_fields)
+    for word, swept in zip(words, found, strict=True):
+        if len(swept.values) != datasets:
+            raise InputError(
+                f"--by-dataset {word}: found {len(swept.values)} values for {datasets} datasets, expected one for each"
+            )
+    return found
+
+
+def differences(options: Sequence[Options]) -> list[str] | None:
+    """Words of --by-dataset that lead from the first options to each of the others; None where none do."""
+    words = []
+    for owners in zip(*((algorithm, *plugins) for algorithm, plugins in options), strict=True):
+        if len({type(owner) for owner in owners}) > 1:
+            return None
+        for field in fields(owners[0]):
+            values = [getattr(owner, field.name) for owner in owners]
+            if any(value != values[0] for value in values):
+                if any(isinstance(value, tuple) for value in values):
+                    return None
+                words.append(f"{flag_of(field.name)}={','.join(map(str, values))}")
+    return words
 
 
 def with_values(options: Options, swept: Sequence[Swept], values: Sequence[Any]) -> Options:
@@ -68,11 +104,11 @@ def _list(known: dict[str, Any]) -> str:
     return ", ".join(sorted(known, key=str.lower))
 
 
-def _value(kind: Any, text: str, word: str) -> Any:
+def _value(kind: Any, text: str, given: str) -> Any:
     try:
         return _parse(kind, text.strip())
     except ValueError:
-        raise InputError(f"--sweep {word}: found '{text}', expected {_expected(kind)}") from None
+        raise InputError(f"{given}: found '{text}', expected {_expected(kind)}") from None
 
 
 def _parse(kind: Any, text: str) -> Any:

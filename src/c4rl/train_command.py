@@ -43,6 +43,8 @@ def train(arguments: Arguments) -> int:
         raise InputError("--preset: found beside --config, expected one of them (a config holds all values)")
     algorithm = choice.algorithm or (base.algorithm if base else "cql" if preset else "td3_bc")
     given = _preset_fields(choice, algorithm) if preset else {}
+    if "by_dataset" in given:  # flags given beside a preset win
+        given["by_dataset"] = tuple(word for word in given["by_dataset"] if not _is_given(word, arguments))
     stored = base.plugins if base else given.get("plugins", ("none",))
     plugins = choice.plugins if choice.plugins is not None else stored
     kind = configs.command_line_type(algorithm, plugins)
@@ -73,17 +75,15 @@ TRAIN_HELP = (
 
 
 def _preset_fields(choice: _Choice, algorithm: str) -> dict[str, Any]:
-    """A job has one setting for all its tasks: a preset that gives them several is refused."""
-    first, *others = (
-        configs.preset_fields(choice.preset, algorithm, choice.plugins, task) for task in choice.task or ("none",)
-    )
-    for task, fields in zip(choice.task[1:], others, strict=True):
-        if fields != first:
-            tasks = f"{choice.task[0]} and {task}"
-            raise InputError(
-                f"--preset {choice.preset}: found {tasks}, which it treats differently, expected a job for each"
-            )
-    return first
+    """Options may differ between tasks (--by-dataset); a preset that treats their data differently is refused."""
+    found = [configs.preset_fields(choice.preset, algorithm, choice.plugins, task) for task in choice.task or ("none",)]
+    fields = configs.fields_by_dataset(found)
+    if fields is None:
+        tasks = " and ".join(choice.task)
+        raise InputError(
+            f"--preset {choice.preset}: found {tasks}, whose data it treats differently, expected a job for each"
+        )
+    return fields
 
 
 def _defaults(kind: Any, base: Any, algorithm: str, plugins: tuple[str, ...]) -> Any:
@@ -94,8 +94,14 @@ def _defaults(kind: Any, base: Any, algorithm: str, plugins: tuple[str, ...]) ->
     if tuple(plugins) != tuple(base.plugins):
         del values["plugin_options"]
     if "options" not in values or "plugin_options" not in values:
-        del values["preset"], values["sweep"]  # their values went with them
+        del values["preset"], values["sweep"], values["by_dataset"]  # their values went with them
     return kind(**values)
+
+
+def _is_given(word: str, arguments: Arguments) -> bool:
+    """Whether the option of a word FLAG=... stands among the arguments."""
+    flag = "--" + word.partition("=")[0].replace("_", "-")
+    return any(argument.replace("_", "-").partition("=")[0] == flag for argument in arguments)
 
 
 def _without_help(arguments: Arguments) -> Arguments:

@@ -69,6 +69,44 @@ def test_a_stack_of_datasets_is_each_alone(form: str) -> None:
             torch.testing.assert_close(states[one.key][key], tensor, rtol=1e-9, atol=1e-12, msg=f"{one.key}: {key}")
 
 
+def test_every_dataset_has_its_own_values() -> None:
+    config = config_of("c4", by_dataset=("lambda=0.1,2,0.1", "K=2,3,1"), sweep=("alpha=1,2.5",))
+    (together,) = launches(config, runs_of(config), LENGTHS, GPU)
+    assert [run.group for run in together[:3]] == [
+        "a,lambda=0.1,K=2,alpha=1.0",
+        "a,lambda=0.1,K=2,alpha=2.5",
+        "b,lambda=2.0,K=3,alpha=1.0",
+    ]
+    states = advance(Lane(config, together, buffer_of(0, 1, 2), CPU, torch.float64), 20).run_states()
+    for one in together:
+        alone = run_config(config, one)
+        assert alone.plugin_options[0].lambda_ == (0.1, 2.0, 0.1)[one.dataset]
+        lane = Lane(alone, [one.seed], buffer_of(one.dataset), CPU, torch.float64)
+        own = advance(lane, 20).run_states()[one.seed]
+        for key in ("critic/mlp.weights.0", "actor/mlp.weights.0"):
+            torch.testing.assert_close(states[one.key][key], own[key], rtol=1e-9, atol=1e-12, msg=f"{one.key}: {key}")
+
+
+def test_a_preset_gives_each_dataset_its_own_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs: list[TrainConfig] = []
+    monkeypatch.setattr("c4rl.train_command.loop.train", jobs.append)
+    monkeypatch.setattr("c4rl.train_command._run", lambda job: job() or 0)
+    tasks = ["hopper-medium-v2", "hopper-expert-v2", "hopper-medium-replay-v2"]
+    flags = ["--dataset", "a.npz", "b.npz", "c.npz", "--task", *tasks, "--output", "new"]
+    assert run("train", "--preset", "paper", *flags) == 0
+    assert run("train", "--preset", "published", "--algorithm", "a2pr", *flags) == 0
+    assert run("train", "--preset", "published", "--algorithm", "a2pr", "--discount", "0.9", *flags) == 0
+    paper, published, given = jobs
+    assert paper.by_dataset == ("lambda=0.3,0.1,0.5",)
+    assert published.by_dataset == (
+        "discount=0.995,0.99,0.99",
+        "reconstruction_weight=1.0,1.0,1.5",
+        "cloning_weight=0.4,4.0,0.5",
+    )
+    assert given.by_dataset == published.by_dataset[1:] and given.options.discount == 0.9, "flags beside a preset win"
+    assert from_json(to_json(published), "here") == published
+
+
 def test_runs_go_on_in_any_company() -> None:
     config = config_of("c4")
     buffer = buffer_of(0, 1, 2)
@@ -222,8 +260,16 @@ BAD: dict[str, tuple[list[str], list[str]]] = {
         ["--task", "a simulator for all datasets, or none for all"],
     ),
     "a preset of two minds": (
-        ["--dataset", "LONG", "SHORT", "--task", "hopper-medium-v2", "hopper-expert-v2", "--preset", "paper"],
-        ["--preset paper", "hopper-medium-v2 and hopper-expert-v2", "a job for each"],
+        ["--dataset", "LONG", "SHORT", "--task", "hopper-medium-v2", "antmaze-umaze-v2", "--preset", "paper"],
+        ["--preset paper", "hopper-medium-v2 and antmaze-umaze-v2", "a job for each"],
+    ),
+    "too few values": (
+        ["--dataset", "LONG", "SHORT", "--task", "none", "--by-dataset", "alpha=1"],
+        ["--by-dataset alpha=1", "1 values for 2 datasets", "one for each"],
+    ),
+    "an option swept and given for each": (
+        ["--dataset", "LONG", "SHORT", "--task", "none", "--by-dataset", "alpha=1,2", "--sweep", "alpha=1,2"],
+        ["--by-dataset", "alpha beside --sweep", "in one of them"],
     ),
 }
 

@@ -69,15 +69,15 @@ def as_runs(runs: Sequence[Run | int]) -> tuple[Run, ...]:
 
 def runs_of(config: TrainConfig) -> tuple[Run, ...]:
     """Datasets outermost, seeds innermost."""
-    plain = len(config.dataset) == 1 and not config.sweep
+    plain = len(config.dataset) == 1 and not config.swept
     if plain:
         return tuple(Run(seed, seed) for seed in config.seeds)
     labels = dataset_labels(config.dataset) if len(config.dataset) > 1 else [""]
     swept, runs = config.swept, []
     choosing = vars(type(config.options)).get("chooses_rows", frozenset())
     data: dict[Hashable, int] = {}  # what decides on a run's rows -> its number
-    points = list(itertools.product(*(s.values for s in swept)))
-    for dataset, point, seed in itertools.product(range(len(labels)), points, config.seeds):
+    points = [(dataset, point) for dataset in range(len(labels)) for point in config.points(dataset)]
+    for (dataset, point), seed in itertools.product(points, config.seeds):
         pairs = list(zip(swept, point, strict=True))
         rows = dataset, *(value for s, value in pairs if s.place == ALGORITHM and s.field in choosing)
         values = tuple((s.flag, value) for s, value in pairs)
@@ -100,7 +100,7 @@ def run_config(config: TrainConfig, run: Run) -> TrainConfig:
     """The config of a job of this run alone."""
     dataset, task = config.dataset[run.dataset], config.tasks[run.dataset]
     point = config.at_point(tuple(value for _, value in run.values)) if run.values else config
-    return replace(point, dataset=(dataset,), task=(task,), seeds=(run.seed,), sweep=())
+    return replace(point, dataset=(dataset,), task=(task,), seeds=(run.seed,), sweep=(), by_dataset=())
 
 
 def data_configs(config: TrainConfig) -> list[TrainConfig]:
