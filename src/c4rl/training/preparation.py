@@ -111,7 +111,7 @@ def _scaling(config: TrainConfig, train: Dataset, full: Dataset) -> Scaling:
 
 def choose_device(name: str) -> torch.device:
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -120,4 +120,6 @@ def choose_device(name: str) -> torch.device:
         raise InputError(f"--device: found '{name}', expected auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise InputError(f"--device: found '{name}', but this machine shows {torch.cuda.device_count()} CUDA devices")
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device.index)  # graphs and fused kernels act on the current device, whatever their tensors'
     return device
