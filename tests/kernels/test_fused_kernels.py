@@ -157,6 +157,12 @@ def test_principal_directions() -> None:
     torch.testing.assert_close(fused.directions, plain.directions, rtol=0, atol=1e-3)
 
 
+def test_kernels_for_principal_directions_prove_themselves() -> None:
+    from c4rl.kernels.subspace import proven  # needs Triton
+
+    assert proven(CUDA)
+
+
 def test_principal_directions_of_features_that_hardly_vary() -> None:
     """None of them, one of them, or one so much more than the others that the rest is rounding noise beside it."""
     rows = torch.zeros(3, 500, 64, device=CUDA)

@@ -3,6 +3,9 @@
 PyTorch's factorisations of such matrices launch hundreds of kernels for a stack; its eigensolver waits for the host.
 """
 
+import warnings
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -107,3 +110,29 @@ def symmetric_eigen(matrices: Tensor) -> tuple[Tensor, Tensor]:
     _eigen_kernel[(count,)](matrices, values, vectors, size, MOST_SWEEPS * (block - 1), block, num_warps=4)
     values, order = values.sort(1)
     return values, vectors.gather(2, order.unsqueeze(1).expand_as(vectors))
+
+
+@cache
+def proven(device: torch.device) -> bool:
+    """Whether both do here what they must, on matrices that are hard for them; else a warning, once.
+
+    Triton changes from version to version, and a wrong direction would not show: clusters would only be worse.
+    """
+    try:
+        spare = torch.linalg.qr(torch.cos(torch.arange(48.0 * 12, device=device, dtype=torch.float64).view(48, 12)))[0]
+        hard = spare.clone().expand(2, -1, -1).clone()
+        hard[1] = 0
+        hard[1, 7] = torch.arange(1.0, 13.0, device=device, dtype=torch.float64)  # one direction, and along an axis
+        columns = orthonormal(hard, spare)
+        identity = torch.eye(12, device=device, dtype=torch.float64)
+        found = (columns.mT @ columns - identity).abs().max()
+        matrix = spare[:12] @ torch.diag(torch.logspace(0, -9, 12, device=device, dtype=torch.float64)) @ spare[:12].mT
+        values, vectors = symmetric_eigen(matrix.unsqueeze(0))
+        found = torch.maximum(found, (vectors[0] * values @ vectors[0].mT - matrix).abs().max())
+        if found < 1e-10:
+            return True
+        reason = f"an error of {float(found):.1g}"
+    except Exception as error:  # whatever a compiler raises must not end a job that can do without
+        reason = f"{type(error).__name__}: {error}"
+    warnings.warn(f"fused kernels for principal directions are not used: {reason}", stacklevel=2)
+    return False

@@ -121,5 +121,6 @@ def choose_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise InputError(f"--device: found '{name}', but this machine shows {torch.cuda.device_count()} CUDA devices")
     if device.type == "cuda" and device.index is not None:
-        torch.cuda.set_device(device.index)  # graphs and fused kernels act on the current device, whatever their tensors'
+        # graphs and fused kernels act on the current device, wherever their tensors are
+        torch.cuda.set_device(device.index)
     return device

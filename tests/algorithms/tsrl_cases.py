@@ -1,0 +1,51 @@
+"""TSRL on small data: what its tests build on."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from c4rl.algorithms.tsrl import TSRL
+from c4rl.data.dataset import Dataset
+from c4rl.networks import StackedMLP
+from c4rl.training.buffer import Batch
+from c4rl.training.lane import Lane
+from tests.helpers import SMALL, make_lane, small_config, small_dataset
+
+STAGE_ONE = SMALL["tsrl"]["dynamics_updates"]
+
+
+def algorithm_of(data: Dataset | None = None, **options: Any) -> tuple[TSRL, Lane]:
+    lane = make_lane(small_config("tsrl", **options), data or with_terminals())
+    assert isinstance(lane.algorithm, TSRL)
+    return lane.algorithm, lane
+
+
+def with_terminals(rows: int = 200, every: int = 9) -> Dataset:
+    data = small_dataset(rows)
+    terminals = np.arange(rows) % every == every - 1
+    return replace(data, terminals=terminals, next_action_valid=data.next_action_valid & ~terminals)
+
+
+def batch_at(lane: Lane, step: int, rows: int = 32) -> Batch:
+    lane.step.fill_(step)
+    return lane.buffer.gather(lane.sampler.rows(lane.streams, rows))
+
+
+def flat(module: torch.nn.Module) -> Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+
+
+def one_run(mlp: StackedMLP, run: int = 0) -> Callable[[Tensor], Tensor]:
+    """One run's network on single rows, written plainly."""
+
+    def evaluate(x: Tensor) -> Tensor:
+        for layer, (w, b) in enumerate(zip(mlp.weights, mlp.biases, strict=True)):
+            x = x @ w[run, 0] + b[run, 0]
+            x = x.relu() if layer < len(mlp.weights) - 1 else x
+        return x
+
+    return evaluate
