@@ -6,15 +6,17 @@ gives every run its own exact gradient.
 
 import itertools
 import math
+import warnings
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from c4rl.kernels import fused
-from c4rl.random import stream_key
+from c4rl.kernels import fused, kernels
+from c4rl.random import Streams, stream_key
 
 LAYER_NORM_EPSILON = 1e-5
 
@@ -108,18 +110,18 @@ class StackedMLP(nn.Module):
 
     def fuses(self, x: Tensor) -> bool:
         """Whether fused kernels evaluate it on these rows."""
-        return fused(x) and not self.layer_norm
+        return fused(x) and _fused_proven(x.device, self.layer_norm)
 
     def evaluate(
         self, x: Tensor, actions: Tensor | None = None, members: slice = slice(None), frozen: bool = False
     ) -> tuple[Tensor, list[Tensor]]:
         """By fused kernels: the output [R, M, rows, out] and every hidden layer; see `stacked_mlp`."""
-        from c4rl.kernels.mlp import stacked_mlp  # needs Triton
+        from c4rl.kernels.mlp import Layers, stacked_mlp  # needs Triton
 
-        weights, biases = ([p[:, members] for p in parameters] for parameters in (self.weights, self.biases))
+        layers = Layers(*([p[:, members] for p in own] for own in (self.weights, self.biases, self.gains, self.shifts)))
         if frozen:
-            weights, biases = [w.detach() for w in weights], [b.detach() for b in biases]
-        return stacked_mlp(x, actions, weights, biases)
+            layers = Layers.of([tensor.detach() for tensor in layers.tensors], len(layers.weights))
+        return stacked_mlp(x, actions, layers, LAYER_NORM_EPSILON)
 
     def forward(self, x: Tensor, masks: Sequence[Tensor] | None = None) -> Tensor:
         """[R, B, in] -> [R, B, out]; for networks of one member. masks: of each hidden layer, for dropout."""
@@ -223,6 +225,36 @@ class Critic(nn.Module):
         for layer in range(1, last):
             hidden.append(self.mlp.activate(layer, self.mlp.linear(layer, hidden[-1], members), members))
         return self.mlp.linear(last, hidden[-1], members), tuple(hidden)
+
+
+@cache
+def _fused_proven(device: torch.device, layer_norm: bool) -> bool:
+    """Whether the fused kernels are on this GPU, with its Triton, what the plain code is; else a warning, once."""
+
+    def error(rows: int, hidden: tuple[int, ...]) -> float:
+        critic = Critic(Stack((0, 1), 3, 2, device), "proof", hidden, layer_norm=layer_norm)
+        x = Streams([0, 1], torch.ones((), dtype=torch.int64, device=device)).normal("proof", rows, 5)
+
+        def with_gradients(q: Tensor, features: Tensor) -> tuple[Tensor, ...]:
+            loss = q.square().sum() + features.square().sum()
+            return q.detach(), *torch.autograd.grad(loss, list(critic.parameters()))
+
+        with kernels(False):
+            plain = with_gradients(*critic.at(x)[:2])
+        output, layers = critic.mlp.evaluate(x)
+        fused = with_gradients(output.squeeze(-1), layers[-1])
+        return max(float((f - p).norm() / p.norm()) for f, p in zip(fused, plain, strict=True))
+
+    try:
+        with torch.enable_grad():  # odd widths in small tiles, and the largest tiles there are
+            found = max(error(50, (40, 24)), error(2048, (256, 256)))
+        reason = None if found < 1e-4 else f"an error of {found:.1g}"
+    except Exception as raised:  # whatever a compiler raises must not end a job that can do without
+        reason = f"{type(raised).__name__}: {raised}"
+    if reason is not None:
+        with_norm = " with LayerNorm" if layer_norm else ""
+        warnings.warn(f"fused kernels of networks{with_norm} are not used: {reason}", stacklevel=2)
+    return reason is None
 
 
 def _critic_output(output: Tensor, layers: list[Tensor], rows: tuple[int, ...]) -> CriticOutput:

@@ -28,10 +28,12 @@ def errors(found: tuple[Tensor, ...], exact: tuple[Tensor, ...]) -> list[float]:
     return [float((f.double() - e).norm() / e.norm().clamp_min(1e-30)) for f, e in zip(found, exact, strict=True)]
 
 
-def critic_numbers(runs: int, rows: int, drawn: int, dtype: torch.dtype, fused: bool) -> tuple[Tensor, ...]:
+def critic_numbers(
+    runs: int, rows: int, drawn: int, dtype: torch.dtype, fused: bool, layer_norm: bool
+) -> tuple[Tensor, ...]:
     """Q values and gradients of a loss that uses outputs and features at data, and outputs at drawn actions."""
     stack = Stack(tuple(range(runs)), 5, 3, CUDA, dtype)
-    critic = Critic(stack, "critic", (64, 48, 64))
+    critic = Critic(stack, "critic", (64, 48, 64), layer_norm=layer_norm)
     pairs, actions = normal(runs, rows, 8, dtype=dtype), normal(runs, rows, drawn, 3, seed=1, dtype=dtype)
     actions.requires_grad_()
     with kernels.kernels(fused):
@@ -40,12 +42,18 @@ def critic_numbers(runs: int, rows: int, drawn: int, dtype: torch.dtype, fused: 
         return output.q.detach(), drawn_output.q.detach(), *torch.autograd.grad(loss, [actions, *critic.parameters()])
 
 
+@pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize(("runs", "rows", "drawn"), [(1, 33, 1), (3, 256, 7), (2, 128, 31)])
-def test_a_critic_and_its_gradients(runs: int, rows: int, drawn: int) -> None:
-    exact = critic_numbers(runs, rows, drawn, torch.float64, False)
-    fused = errors(critic_numbers(runs, rows, drawn, torch.float32, True), exact)
-    plain = errors(critic_numbers(runs, rows, drawn, torch.float32, False), exact)
+def test_a_critic_and_its_gradients(runs: int, rows: int, drawn: int, layer_norm: bool) -> None:
+    exact = critic_numbers(runs, rows, drawn, torch.float64, False, layer_norm)
+    fused = errors(critic_numbers(runs, rows, drawn, torch.float32, True, layer_norm), exact)
+    plain = errors(critic_numbers(runs, rows, drawn, torch.float32, False, layer_norm), exact)
     assert max(fused) < 3 * max(plain) + 1e-6, (fused, plain)
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_networks_prove_themselves(layer_norm: bool) -> None:
+    assert Critic(Stack((0,), 3, 2, CUDA), "critic", (8,), layer_norm=layer_norm).mlp.fuses(normal(1, 4, 5))
 
 
 def test_gradients_of_features_alone_and_of_frozen_critics() -> None:

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from c4rl.kernels import kernels
 from c4rl.networks import Critic, CriticOutput
 
 Mode = Literal["proxy", "exact"]
@@ -59,7 +60,7 @@ def explicit_gradient(critic: Critic, output: CriticOutput, members: slice = sli
 
 def autograd_gradient(critic: Critic, state_actions: Tensor, members: slice = slice(None)) -> Tensor:
     """The same by automatic differentiation, for any architecture."""
-    with torch.enable_grad():
+    with torch.enable_grad(), kernels(False):  # the fused ones can be differentiated once only
         x = state_actions.detach().requires_grad_()
         chosen = critic.mlp.weights[0][:, members].shape[1]
         # each member has its own copy of the rows, so that one sum gives every member's gradient

@@ -1,12 +1,15 @@
 """A stack of ReLU MLPs as one differentiable operation: one launch per layer forwards, two per layer backwards."""
 
+import itertools
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
+from c4rl.kernels.layer_norm import norm_relu, norm_relu_gradient
 from c4rl.kernels.linear import linear, weight_gradient
 
 
@@ -15,18 +18,53 @@ def _side_stream(device: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def _layers(x: Tensor, actions: Tensor | None, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> list[Tensor]:
-    """Every layer's result, [R, M, rows, out]; the last one's without ReLU."""
-    depth = len(weights)
-    if actions is None:
-        results = [linear(x, weights[0], biases[0], relu=depth > 1)]
-    else:  # the first layer's state part is computed once per state
-        width, count = x.shape[-1], actions.shape[-2] // x.shape[-2]
-        states = linear(x, weights[0][:, :, :width], biases[0])
-        results = [linear(actions, weights[0][:, :, width:], add=states, group=count, relu=depth > 1)]
-    for layer in range(1, depth):
-        results.append(linear(results[-1], weights[layer], biases[layer], relu=layer < depth - 1))
-    return results
+class Layers(NamedTuple):
+    """Weights [R, M, in, out] and biases [R, M, out]; with LayerNorm, gains and shifts [R, M, width] of hidden ones."""
+
+    weights: Sequence[Tensor]
+    biases: Sequence[Tensor]
+    gains: Sequence[Tensor]
+    shifts: Sequence[Tensor]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (*self.weights, *self.biases, *self.gains, *self.shifts)
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor], depth: int) -> "Layers":
+        """The reverse of `tensors`, for `depth` layers."""
+        norms = (len(tensors) - 2 * depth) // 2
+        cuts = (0, depth, 2 * depth, 2 * depth + norms, len(tensors))
+        return cls(*(tensors[start:end] for start, end in itertools.pairwise(cuts)))
+
+
+class _Evaluated(NamedTuple):
+    """Every layer's result [R, M, rows, out], the last one's without ReLU; and what LayerNorm's gradient needs."""
+
+    results: list[Tensor]
+    normalised: list[Tensor]
+    scales: list[Tensor]
+
+
+def _evaluate(x: Tensor, actions: Tensor | None, layers: Layers, epsilon: float) -> _Evaluated:
+    out = _Evaluated([], [], [])
+    weights, biases, last = layers.weights, layers.biases, len(layers.weights) - 1
+    for layer in range(last + 1):
+        relu = layer < last and not layers.gains
+        if layer > 0:
+            z = linear(out.results[-1], weights[layer], biases[layer], relu=relu)
+        elif actions is None:
+            z = linear(x, weights[0], biases[0], relu=relu)
+        else:  # the first layer's state part is computed once per state
+            width, count = x.shape[-1], actions.shape[-2] // x.shape[-2]
+            states = linear(x, weights[0][:, :, :width], biases[0])
+            z = linear(actions, weights[0][:, :, width:], add=states, group=count, relu=relu)
+        if layers.gains and layer < last:
+            z, normalised, scale = norm_relu(z, layers.gains[layer], layers.shifts[layer], epsilon)
+            out.normalised.append(normalised)
+            out.scales.append(scale)
+        out.results.append(z)
+    return out
 
 
 class _StackedMLP(torch.autograd.Function):
@@ -36,82 +74,98 @@ class _StackedMLP(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, actions: Tensor | None, *parameters: Tensor) -> tuple[Tensor, ...]:
-        weights, biases = parameters[::2], parameters[1::2]
+    def forward(
+        ctx: Any, x: Tensor, actions: Tensor | None, depth: int, epsilon: float, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        layers = Layers.of(tensors, depth)
         main, aside = torch.cuda.current_stream(), _side_stream(x.device.index)
         aside.wait_stream(main)
         with torch.cuda.stream(aside):  # for the way back: reading weights across their rows is slow
-            ctx.flipped = [w.mT.contiguous() for w in weights[1:]]
-        *hidden, output = _layers(x, actions, weights, biases)
+            ctx.flipped = [w.mT.contiguous() for w in layers.weights[1:]]
+        evaluated = _evaluate(x, actions, layers, epsilon)
+        *hidden, output = evaluated.results
         main.wait_stream(aside)
-        ctx.save_for_backward(x, actions, *parameters, *hidden)
-        ctx.depth = len(weights)
+        ctx.save_for_backward(x, actions, *tensors, *hidden, *evaluated.normalised, *evaluated.scales)
+        ctx.depth, ctx.count = depth, len(tensors)
         ctx.mark_non_differentiable(*hidden[:-1])
         ctx.set_materialize_grads(False)
         return output, *hidden
 
     @staticmethod
-    def backward(ctx: Any, output: Tensor | None, *hidden_gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    @once_differentiable
+    def backward(ctx: Any, output: Tensor | None, *hidden_gradients: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+        depth, count = ctx.depth, ctx.count
         x, actions, *saved = ctx.saved_tensors
-        depth = ctx.depth
-        weights, hidden = saved[: 2 * depth : 2], saved[2 * depth :]
-        needs = ctx.needs_input_grad
-        gradients: list[Tensor | None] = [None] * (2 * depth)
+        layers, hidden = Layers.of(saved[:count], depth), saved[count : count + depth - 1]
+        norms = len(layers.gains)
+        normalised, scales = saved[count + depth - 1 :][:norms], saved[count + depth - 1 + norms :]
+        needs, trains = ctx.needs_input_grad, ctx.needs_input_grad[4]
+        weights: list[Tensor | None] = [None] * depth
+        biases: list[Tensor | None] = [None] * depth
+        gains: list[Tensor | None] = [None] * norms
+        shifts: list[Tensor | None] = [None] * norms
         # nothing waits for weight gradients: they are computed beside the chain of dz, which stays until they are done
         main, aside, held = torch.cuda.current_stream(), _side_stream(x.device.index), []
 
         def keep(layer: int, source: Tensor, dz: Tensor) -> None:
-            if needs[2 + 2 * layer]:
+            if trains:
                 held.append(dz)
                 aside.wait_stream(main)
                 with torch.cuda.stream(aside):
-                    gradients[2 * layer], gradients[2 * layer + 1] = weight_gradient(source, dz)
+                    weights[layer], biases[layer] = weight_gradient(source, dz)
+
+        def through(layer: int, dy: Tensor) -> Tensor:
+            """Hidden layer `layer`'s dz from its dy; without LayerNorm the ReLU's mask is applied already."""
+            if not norms:
+                return dy
+            own = normalised[layer], hidden[layer], scales[layer], layers.gains[layer]
+            dz, gains[layer], shifts[layer] = norm_relu_gradient(dy, *own)
+            return dz
+
+        def masked(layer: int) -> Tensor | None:
+            return None if norms else hidden[layer]
 
         features = hidden_gradients[depth - 2] if depth > 1 else None
-        dz: Tensor
         if output is None:  # the features alone were used
             assert features is not None
-            dz = torch.where(hidden[-1] > 0, features, 0)
-            top = depth - 2
+            dy = features.contiguous() if norms else torch.where(hidden[-1] > 0, features, 0)
+            dz, top = through(depth - 2, dy), depth - 2
         else:
             dz, top = output.contiguous(), depth - 1
         for layer in range(top, 0, -1):
             keep(layer, hidden[layer - 1], dz)
             add = features.contiguous() if features is not None and layer == depth - 1 else None
-            dz = linear(dz, ctx.flipped[layer - 1], add=add, mask=hidden[layer - 1])
+            dz = through(layer - 1, linear(dz, ctx.flipped[layer - 1], add=add, mask=masked(layer - 1)))
         dx = dactions = None
         if actions is None:
             keep(0, x, dz)
             if needs[0]:
-                dx = linear(dz, weights[0], transposed=True)
+                dx = linear(dz, layers.weights[0], transposed=True)
                 dx = dx.sum(1) if x.dim() == 3 else dx
         else:
-            width, count = x.shape[-1], actions.shape[-2] // x.shape[-2]
-            per_state = dz.unflatten(2, (-1, count)).sum(3) if needs[0] or needs[2] else dz
-            if needs[2]:
-                of_states, gradients[1] = weight_gradient(x, per_state)
+            width, drawn = x.shape[-1], actions.shape[-2] // x.shape[-2]
+            per_state = dz.unflatten(2, (-1, drawn)).sum(3) if needs[0] or trains else dz
+            if trains:
+                of_states, biases[0] = weight_gradient(x, per_state)
                 of_actions, _ = weight_gradient(actions, dz, bias=False)
-                gradients[0] = torch.cat([of_states, of_actions], dim=2)
+                weights[0] = torch.cat([of_states, of_actions], dim=2)
             if needs[0]:
-                dx = linear(per_state, weights[0][:, :, :width], transposed=True).sum(1)
+                dx = linear(per_state, layers.weights[0][:, :, :width], transposed=True).sum(1)
             if needs[1]:
-                dactions = linear(dz, weights[0][:, :, width:], transposed=True).sum(1)
+                dactions = linear(dz, layers.weights[0][:, :, width:], transposed=True).sum(1)
         if held:
             main.wait_stream(aside)
-        return dx, dactions, *gradients
+        return dx, dactions, None, None, *weights, *biases, *gains, *shifts
 
 
-def stacked_mlp(
-    x: Tensor, actions: Tensor | None, weights: list[Tensor], biases: list[Tensor]
-) -> tuple[Tensor, list[Tensor]]:
-    """Weights [R, M, in, out], biases [R, M, out]; x [R, rows, in], or [R, rows, s] beside actions [R, rows · N, a].
+def stacked_mlp(x: Tensor, actions: Tensor | None, layers: Layers, epsilon: float) -> tuple[Tensor, list[Tensor]]:
+    """x [R, rows, in], or [R, rows, s] beside actions [R, rows · N, a]; epsilon: LayerNorm's.
 
     Gives the output [R, M, rows (· N), out] and every hidden layer [R, M, rows (· N), width].
     """
-    parameters = [tensor for pair in zip(weights, biases, strict=True) for tensor in pair]
-    inputs = (x, *parameters) if actions is None else (x, actions, *parameters)
+    inputs = (x, *layers.tensors) if actions is None else (x, actions, *layers.tensors)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
-        output, *hidden = _StackedMLP.apply(x, actions, *parameters)
+        output, *hidden = _StackedMLP.apply(x, actions, len(layers.weights), epsilon, *layers.tensors)
     else:
-        *hidden, output = _layers(x, actions, weights, biases)
+        *hidden, output = _evaluate(x, actions, layers, epsilon).results
     return output, hidden
