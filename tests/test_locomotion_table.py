@@ -26,7 +26,11 @@ def _load() -> ModuleType:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    sys.path.insert(0, str(SCRIPT.parent))  # where Python looks when the script is run
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(SCRIPT.parent))
     return module
 
 
@@ -148,13 +152,16 @@ def test_stage_fraction_scales_stages_longer_than_the_critics(folders: SimpleNam
         planned(folders, algorithms=[name], sets=["hopper-expert-v2"], stage_fraction=0.1)[0]
         for name in ("bppo", "tsrl")
     )
-    assert script.stage_lengths(bppo) == [
+    assert sys.modules["locomotion_results"].stage_lengths(bppo) == [
         ["critic", 100_000, 2_000_000],
         ["value", 200_000, 2_000_000],
         ["cloning", 50_000, 500_000],
         ["improvement", 1000, 1000],
     ]
-    assert script.stage_lengths(tsrl) == [["dynamics model", 35_000, 35_000], ["training", 100_000, 1_000_000]]
+    assert sys.modules["locomotion_results"].stage_lengths(tsrl) == [
+        ["dynamics model", 35_000, 35_000],
+        ["training", 100_000, 1_000_000],
+    ]
     with pytest.raises(InputError, match="--stage-fraction: found 0"):
         planned(folders, stage_fraction=0.0)
 
