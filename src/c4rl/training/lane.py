@@ -149,9 +149,13 @@ class Lane:
 
     def failures(self) -> dict[RunKey, tuple[int, str]]:
         """Runs that cannot go on -> the update at which it showed, and what it was."""
-        for tensor in self.live_state().values():
-            if tensor.dim() and tensor.is_floating_point():
-                self._note_failures(tensor.reshape(len(self.seeds), -1).T)
+        # the largest size in each tensor, one launch each: it is not finite where anything in the tensor is not
+        largest = [
+            torch.linalg.vector_norm(tensor.reshape(len(self.runs), -1), torch.inf, dim=1).to(self.streams.dtype)
+            for tensor in self.live_state().values()
+            if tensor.dim() and tensor.is_floating_point() and tensor.numel()
+        ]
+        self._note_failures(torch.stack(largest))
         steps = zip(self.keys, self.failed_at.tolist(), strict=True)
         out = {key: (step, "a loss or weight was not finite") for key, step in steps if step >= 0}
         for plugin in self.plugins.all:
