@@ -42,6 +42,8 @@ CLONE_JUDGED_EVERY = 2000  # updates of the cloning stage, by online_best
 
 @dataclass(frozen=True)
 class BPPOConfig(CriticConfig):
+    stackable: ClassVar[frozenset[str]] = frozenset({"actor_lr", "critic_lr", "value_lr", "tau"})
+
     hidden_layers: int = 2
     """Hidden layers of the policy and of Q."""
     hidden_width: int = 1024

@@ -18,7 +18,7 @@ from c4rl.algorithms.algorithm import LOCOMOTION, Algorithm, CriticConfig, Metri
 from c4rl.algorithms.iql import advantage_weight, expectile_loss
 from c4rl.algorithms.trajectory_styles import StyleConfig, StyleDistributions, StylePolicies, TrajectoryStyles
 from c4rl.errors import InputError
-from c4rl.networks import Critic, Stack, Value
+from c4rl.networks import Critic, Stack, Value, per_row
 from c4rl.plugins import ActorStep, CriticStep, Plugins
 from c4rl.random import Streams
 from c4rl.training.buffer import Batch, TransitionBuffer
@@ -34,6 +34,10 @@ ADAPTATION = "ours: adaptation to continuous actions on IQL's values, as SORL ha
 @dataclass(frozen=True)
 class SORLConfig(StyleConfig, CriticConfig):
     """Defaults are those of IQL's release for locomotion, and three styles as in SORL's."""
+
+    stackable: ClassVar[frozenset[str]] = frozenset(
+        {"actor_lr", "critic_lr", "discount", "tau", "expectile", "advantage_temperature"}
+    )
 
     hidden_layers: int = 2
     """Hidden layers of Q, V and the style policies."""
@@ -151,7 +155,7 @@ class SORL(Algorithm):
 
         # Q: one-step backup of V, without any next action; a penalty on (s', a') is shown the logged one, where it is
         with torch.no_grad():
-            y = batch.rewards + config.discount * batch.continues * self.value(batch.next_observations)
+            y = batch.rewards + per_row(config.discount) * batch.continues * self.value(batch.next_observations)
         output = self.critic.at(batch.state_actions)
         td_loss = (output.q - y.unsqueeze(1)).square().mean(2)  # [R, M]
         next_actions = batch.next_state_actions[..., self.stack.observation_dim :]
