@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from c4rl.kernels import fused
 from c4rl.networks import Stack, StackedMLP
+from c4rl.random import Streams
 
 ATANH_MARGIN = 1e-6  # logged actions at ±1 would have infinite pre-images
 
@@ -50,6 +51,14 @@ class TanhGaussian(NamedTuple):
 def _log_tanh_slope(u: Tensor) -> Tensor:
     """log(1 - tanh²u), stable for large |u|."""
     return 2 * (math.log(2) - u - F.softplus(-2 * u))
+
+
+def dropout_masks(streams: Streams, stream: str, share: float, hidden: Sequence[int], rows: int) -> list[Tensor] | None:
+    """Factors of hidden layers of one width, [R, rows, width] each: 0 for a unit left out, else what keeps the mean."""
+    if share == 0:
+        return None
+    drawn = streams.uniform(stream, len(hidden), rows, hidden[0])
+    return list(((drawn >= share).to(drawn.dtype) / (1 - share)).unbind(1))
 
 
 class DeterministicPolicy(nn.Module):

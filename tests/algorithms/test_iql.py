@@ -16,6 +16,7 @@ from c4rl.config import command_line_type
 from c4rl.data.dataset import Dataset
 from c4rl.errors import InputError
 from c4rl.plugins import CriticStep, Plugin
+from c4rl.policies import dropout_masks
 from c4rl.training.buffer import Batch
 from c4rl.training.lane import Lane
 from tests.helpers import advance, make_lane, small_config, small_dataset
@@ -140,7 +141,7 @@ class TestThePolicy:
     def test_dropout_thins_the_actor_while_it_learns_and_not_when_it_acts(self) -> None:
         algorithm, lane = lane_of(actor_dropout=0.25, hidden_width=64)
         batch = batch_at(lane, 1)
-        masks = algorithm._dropout_masks(1000)
+        masks = dropout_masks(lane.streams, "dropout", algorithm.config.actor_dropout, algorithm.config.hidden, 1000)
         assert masks is not None and len(masks) == 2
         assert sorted(masks[0].unique().tolist()) == pytest.approx([0, 4 / 3])
         assert masks[0].mean().item() == pytest.approx(1, abs=0.02)

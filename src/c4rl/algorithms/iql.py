@@ -1,6 +1,5 @@
 """IQL (Kostrikov et al., 2021): values by expectile regression at logged actions alone, then a weighted clone."""
 
-import math
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -12,10 +11,10 @@ from c4rl.algorithms.algorithm import Algorithm, CriticConfig, Metrics, Publishe
 from c4rl.errors import InputError
 from c4rl.networks import Critic, CriticOutput, Stack, Value, per_row
 from c4rl.plugins import ActorStep, CriticStep, Plugins
-from c4rl.policies import DeterministicPolicy, Gaussian, TanhMeanGaussianPolicy
+from c4rl.policies import DeterministicPolicy, Gaussian, TanhMeanGaussianPolicy, dropout_masks
 from c4rl.random import Streams
 from c4rl.training.buffer import Batch
-from c4rl.training.optimizer import FlatAdam, Polyak
+from c4rl.training.optimizer import FlatAdam, Polyak, cosine_factor
 
 
 @dataclass(frozen=True)
@@ -180,28 +179,20 @@ class IQL(Algorithm):
 
     def _policy_at(self, batch: Batch) -> tuple[Tensor, Tensor | None, Gaussian | None, Tensor]:
         """At s: actions with graph, their log-probability, the distribution, and the distance [R, B] to logged ones."""
-        masks = self._dropout_masks(batch.actions.shape[1])
-        if self.config.policy == "deterministic":
+        config = self.config
+        masks = dropout_masks(self.streams, "dropout", config.actor_dropout, config.hidden, batch.actions.shape[1])
+        if config.policy == "deterministic":
             actions = self.actor(batch.observations, masks)
             return actions, None, None, (actions - batch.actions).square().sum(2)
         distribution: Gaussian = self.actor(batch.observations, masks)
         actions, log_prob = distribution.sample(self.streams.normal("actor_action", *batch.actions.shape[1:]))
         return actions, log_prob, distribution, -distribution.log_prob(batch.actions)
 
-    def _dropout_masks(self, rows: int) -> list[Tensor] | None:
-        """Per hidden layer [R, B, width]: 0 for a unit left out, 1 / (1 - p) for one that stays."""
-        dropped = self.config.actor_dropout
-        if dropped == 0:
-            return None
-        drawn = self.streams.uniform("dropout", self.config.hidden_layers, rows, self.config.hidden_width)
-        return list(((drawn >= dropped).to(drawn.dtype) / (1 - dropped)).unbind(1))
-
     def _actor_factor(self) -> Tensor | float:
         """Of the actor's step size: from 1 at the first update to 0 after the last."""
         if self.config.actor_schedule == "constant":
             return 1.0
-        done = ((self.streams.step - 1).double() / self.stack.updates).clamp(0, 1)
-        return (0.5 * (1 + torch.cos(math.pi * done))).float()  # the only type that Adam's kernel takes
+        return cosine_factor(self.streams.step, self.stack.updates)
 
     def _critic_step(self, batch: Batch, output: CriticOutput, td_loss: Tensor) -> CriticStep:
         """The critic update as a penalty sees it: the next action is the logged one, as the target has none."""

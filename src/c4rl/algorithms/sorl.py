@@ -22,7 +22,7 @@ from c4rl.networks import Critic, Stack, Value, per_row
 from c4rl.plugins import ActorStep, CriticStep, Plugins
 from c4rl.random import Streams
 from c4rl.training.buffer import Batch, TransitionBuffer
-from c4rl.training.optimizer import FlatAdam, Polyak
+from c4rl.training.optimizer import FlatAdam, Polyak, cosine_factor
 
 MOST_WEIGHT = 100.0  # clip of exp(A/λ)
 SCORE_STEP = 0.01  # a style's score is an average over about the last hundred batches,
@@ -222,8 +222,7 @@ class SORL(Algorithm):
         """Of the style policies' step size: from 1 at the first update of their stage to 0 after the last."""
         if self.config.actor_schedule == "constant":
             return 1.0
-        done = (self.streams.step - 1 - self.stages[0].updates).double() / self.stages[1].updates
-        return (0.5 * (1 + torch.cos(math.pi * done.clamp(0, 1)))).float()  # the only type that Adam's kernel takes
+        return cosine_factor(self.streams.step, self.stages[1].updates, before=self.stages[0].updates)
 
     def state(self) -> dict[str, Tensor]:
         styles = {f"styles.{name}": tensor for name, tensor in self.styles.state().items()}

@@ -19,7 +19,7 @@ from c4rl.algorithms.td3 import TD3Config
 from c4rl.errors import InputError
 from c4rl.networks import Critic, Stack, per_row
 from c4rl.plugins import ActorStep, CriticStep, Plugins
-from c4rl.policies import DeterministicPolicy
+from c4rl.policies import DeterministicPolicy, dropout_masks
 from c4rl.random import Streams
 from c4rl.training.buffer import Batch, TransitionBuffer
 from c4rl.training.optimizer import FlatAdam, Polyak
@@ -326,12 +326,7 @@ class TSRL(Algorithm):
         return latent, backup
 
     def _dropout(self, stream: str, rows: int) -> list[Tensor] | None:
-        """Factors of the policy's hidden layers [R, rows, width]: 0, or what keeps the mean."""
-        p = self.config.dropout
-        if p == 0:
-            return None
-        draws = self.streams.uniform(stream, self.config.hidden_layers, rows, self.config.hidden_width)
-        return list(((draws >= p).to(draws.dtype) / (1 - p)).unbind(1))
+        return dropout_masks(self.streams, stream, self.config.dropout, self.config.hidden, rows)
 
     def state(self) -> dict[str, Tensor]:
         data = {f"data/{name}": tensor for name, tensor in self.data._asdict().items()}

@@ -1,5 +1,7 @@
 """Adam and Polyak averaging over flat storage: a whole stack of networks is one tensor to them."""
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
@@ -106,6 +108,15 @@ class FlatAdam:
             views = views_like(flat, self.parameters)
             out |= {f"{kind}.{name}": view for name, view in zip(self.names, views, strict=True)}
         return out
+
+
+def cosine_factor(step: Tensor, updates: int, before: int = 0) -> Tensor:
+    """Of a step size that falls from 1 at the first of so many updates to 0 after the last; `before`: earlier ones.
+
+    step: int64 scalar, of the update at hand. Gives a float32, the only type that PyTorch's Adam takes.
+    """
+    done = ((step - 1 - before).double() / updates).clamp(0, 1)
+    return (0.5 * (1 + torch.cos(math.pi * done))).float()
 
 
 class Polyak:
