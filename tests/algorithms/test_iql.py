@@ -149,7 +149,7 @@ class TestThePolicy:
         before = algorithm.act(batch.observations)
         torch.testing.assert_close(before, torch.tanh(algorithm.actor.mlp(batch.observations)))
         lane.step.fill_(2)
-        again = algorithm._dropout_masks(1000)
+        again = dropout_masks(lane.streams, "dropout", algorithm.config.actor_dropout, algorithm.config.hidden, 1000)
         assert again is not None and not torch.equal(masks[0], again[0])
         assert torch.equal(algorithm.act(batch.observations), before)
         assert not torch.allclose(algorithm._policy_at(batch)[0], before)
