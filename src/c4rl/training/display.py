@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -114,7 +114,9 @@ class Display:
         table = Table(title=self.title, title_justify="left")
         first = "run" if any(self.groups.values()) else "seed"
         for heading in (first, *names, *scores, "state"):
-            table.add_column(heading.replace("_", " "), justify="left" if heading in ("run", "state") else "right")
+            justify: Literal["left", "right"] = "left" if heading in ("run", "state") else "right"
+            # names end with what tells runs apart: they go on in the next line rather than being cut
+            table.add_column(heading.replace("_", " "), justify=justify, overflow="fold")
         for key, run in self.runs.items():
             table.add_row(str(key), *(number(run.get(n)) for n in (*names, *scores)), run["state"])
         self._live.update(Group(table, self._bar))
