@@ -86,6 +86,11 @@ class Display:
     def message(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
+    def finished(self) -> None:
+        """All runs that were not stopped have reached the end."""
+        for run in self.runs.values():
+            run["state"] = "done" if run["state"] == "training" else run["state"]
+
     def close(self) -> None:
         if self._live is not None:
             self._draw()

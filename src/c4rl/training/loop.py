@@ -122,6 +122,7 @@ class Trainer:
                     self._one_update()
                 self._log_scores(wait=True)
                 self.writer.wait()
+            self.display.finished()
             summary = summarise(config, self.runs, self.preparations, self.records, self.progress, self.device)
             write_json(self.directory.path / "summary.json", jsonable(summary))
             return summary
