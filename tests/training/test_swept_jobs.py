@@ -28,6 +28,21 @@ def job(plain_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def cut_off_at_25(*words: object) -> None:
+    """Run a job that dies before its 25th update."""
+    update = Lane.update
+
+    def cut(self: Lane, step: int) -> None:
+        if step == 25:
+            raise RuntimeError("power cut")
+        update(self, step)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(Lane, "update", cut)
+        with pytest.raises(RuntimeError, match="power cut"):
+            run(*words)
+
+
 class TestASweptJob:
     def test_every_run_is_the_job_of_its_own(self, job: Path, plain_data: Path, tmp_path: Path) -> None:
         assert {name.split("/")[0] for name in tensors(job)} == set(NAMES)
@@ -89,17 +104,8 @@ class TestASweptJob:
         assert metric_lines(tmp_path / "again") == metric_lines(job)
 
     def test_resumed_it_ends_the_same(self, job: Path, plain_data: Path, tmp_path: Path) -> None:
-        folder, update = tmp_path / "job", Lane.update
-
-        def cut(self: Lane, step: int) -> None:
-            if step == 25:
-                raise RuntimeError("power cut")
-            update(self, step)
-
-        with pytest.MonkeyPatch.context() as monkeypatch:
-            monkeypatch.setattr(Lane, "update", cut)
-            with pytest.raises(RuntimeError, match="power cut"):
-                run(*command(plain_data, folder, *SWEEP))
+        folder = tmp_path / "job"
+        cut_off_at_25(*command(plain_data, folder, *SWEEP))
         assert run("train", "--resume", folder) == 0
         assert_same_tensors(folder, job)
         assert_same_tensors(folder, job, "policy_last")
@@ -109,18 +115,9 @@ class TestASweptJob:
 
 def test_c4_resumed_with_runs_of_different_K(plain_data: Path, tmp_path: Path) -> None:
     flags = ["--plugins", "c4", "--period", "10", "--sweep", "K=1,4", "lambda=0.1,0.3"]
-    straight, folder, update = tmp_path / "straight", tmp_path / "job", Lane.update
+    straight, folder = tmp_path / "straight", tmp_path / "job"
     assert run(*command(plain_data, straight, *flags)) == 0
-
-    def cut(self: Lane, step: int) -> None:
-        if step == 25:
-            raise RuntimeError("power cut")
-        update(self, step)
-
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(Lane, "update", cut)
-        with pytest.raises(RuntimeError, match="power cut"):
-            run(*command(plain_data, folder, *flags))
+    cut_off_at_25(*command(plain_data, folder, *flags))
     assert run("train", "--resume", folder) == 0
     assert_same_tensors(folder, straight)
     assert metric_lines(folder) == metric_lines(straight)

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from c4rl.algorithms.algorithm import LOCOMOTION, Algorithm, CriticConfig, Metrics, Published, Stage
+from c4rl.algorithms.algorithm import EVERY_TASK, LOCOMOTION, Algorithm, CriticConfig, Metrics, Published, Stage
 from c4rl.algorithms.iql import advantage_weight, expectile_loss
 from c4rl.algorithms.trajectory_styles import StyleConfig, StyleDistributions, StylePolicies, TrajectoryStyles
 from c4rl.errors import InputError
@@ -59,7 +59,7 @@ class SORL(Algorithm):
     has_density = False  # m densities, of which a row has none of its own
     published: ClassVar[tuple[Published, ...]] = (
         Published(
-            (*LOCOMOTION, "maze2d-*", "antmaze-*", "pen-*", "hammer-*", "door-*", "relocate-*", "kitchen-*"),
+            EVERY_TASK,
             ADAPTATION,
             {
                 "hidden_layers": 2,

@@ -12,8 +12,6 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8  # Adam's
-
 _enabled = True
 _products = "fp32"
 

@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
-from c4rl.kernels import BETA_1, BETA_2, EPSILON
+from c4rl.training.optimizer import BETA_1, BETA_2, EPSILON
 
 BLOCK = 1024
 

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
-from c4rl.kernels import BETA_1, BETA_2, EPSILON, fused
+from c4rl.kernels import fused
+
+BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
 
 
 def flatten_parameters(module: nn.Module) -> Tensor:
