@@ -1,14 +1,19 @@
-"""Are faster products harmless? `python benchmarks/precision.py DATASET --task TASK [--updates 60000] [--json FILE]`.
+"""Are faster matrix products harmless? On a GPU:
 
-On a GPU: CQL, with and without C4, in fp32 and with each faster kind of matrix product, several seeds each. A mode is
-harmless where its curves of Q and of the cross-covariance trace stay within the spread of fp32's seeds: at every point
-of a curve (means over --window updates), each of its runs lies between fp32's lowest and highest run, widened on both
-sides by the spread itself. It is a test of curves, not of scores: nothing is evaluated in the simulator.
+    python benchmarks/precision.py --data DIR --output DIR [--modes fp32 tf32] [--updates 60000]
+
+Trains CQL, with and without C4, on two 10k sets with each kind of product, several seeds each, and writes MODE.json with
+the curves of Q and of the cross-covariance trace (means over --window updates); a mode whose file is there is not run
+again. Then compares with fp32 those that are there. A mode is harmless where at every point of a curve each of its
+runs lies between fp32's lowest and highest seed, widened on both sides by the spread itself. Three runs of fp32 against
+three others would not always pass: the share of points within is reported, and fp32's own when each seed is judged by
+the others. It is a test of curves, not of scores: nothing is evaluated in the simulator.
 """
 
 import argparse
 import json
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,84 +23,121 @@ import torch
 
 from c4rl.config import empty_config
 from c4rl.kernels import products
+from c4rl.registry import algorithm_class
 from c4rl.training.buffer import TransitionBuffer
 from c4rl.training.lane import Lane
 from c4rl.training.preparation import prepare
 
+TASKS = ("hopper-medium-expert-v2", "walker2d-medium-v2")
 CURVES = ("q", "cross_covariance_trace_proxy", "cross_covariance_trace_proxy_normalised")
+TINY = {"hidden_layers": 2, "hidden_width": 32, "batch_size": 64}
 
 
-def curves(
-    dataset: Path, task: str, plugins: tuple[str, ...], mode: str, seeds: int, updates: int, window: int
-) -> dict[str, Any]:
-    """Per curve [windows, seeds], and the speed."""
-    nowhere = Path("unused")
-    config = empty_config(
-        "cql", plugins, dataset=(dataset,), task=(task,), output=nowhere, seeds=tuple(range(seeds)), updates=updates
-    )
-    config = replace(config, monitor=True)
-    device, preparation = torch.device("cuda"), prepare(config)
-    buffer = TransitionBuffer([(preparation.train, preparation.scaling)], device)
-    found: dict[str, list[list[float]]] = {name: [] for name in CURVES}
+class Study:
+    """The seeds of one task with one choice of plug-ins: a lane of runs on a stream of its own."""
+
+    def __init__(self, path: Path, task: str, plugin: str, seeds: int, updates: int, device: torch.device) -> None:
+        options = {} if device.type == "cuda" else {"options": algorithm_class("cql").config_type(**TINY)}
+        job = {"dataset": path, "task": task, "output": Path("unused"), "seeds": tuple(range(seeds))}
+        config = replace(empty_config("cql", (plugin,), updates=updates, **job, **options), monitor=True)
+        preparation = prepare(config)
+        buffer = TransitionBuffer([(preparation.train, preparation.scaling)], device)
+        self.name = f"{task} {plugin}"
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        with self.own_stream():
+            self.lane = Lane(config, list(config.seeds), buffer, device)
+        self.report: dict[Any, dict[str, float]] = {}
+        self.curves: dict[str, list[list[float]]] = {name: [] for name in CURVES}
+
+    def own_stream(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+
+    def update(self, step: int) -> None:
+        with self.own_stream():
+            self.lane.update(step)
+            self.report = self.lane.refresh(step) or self.report
+
+    def read(self) -> None:
+        with self.own_stream():
+            means = self.lane.read_metrics()
+        for name, curve in self.curves.items():
+            curve.append([(means[run] | self.report.get(run, {})).get(name, float("nan")) for run in means])
+
+
+def run_mode(mode: str, given: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    """All studies side by side, which a GPU does faster than one after the other."""
     with products(mode):
-        lane = Lane(config, list(config.seeds), buffer, device)
-        torch.cuda.synchronize()
-        began, report = time.perf_counter(), {}
-        for step in range(1, updates + 1):
-            lane.update(step)
-            report = lane.refresh(step) or report
-            if step % window == 0:
-                means = lane.read_metrics()
-                for name in CURVES:
-                    found[name].append([(means[seed] | report[seed]).get(name, float("nan")) for seed in config.seeds])
-        torch.cuda.synchronize()
-    rate = updates * seeds / (time.perf_counter() - began)
+        arguments = (given.seeds, given.updates, device)
+        studies = [
+            Study(given.data / f"{task}.npz", task, plugin, *arguments) for task in TASKS for plugin in given.plugins
+        ]
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        for step in range(1, given.updates + 1):
+            for study in studies:
+                study.update(step)
+            if step % given.window == 0:
+                for study in studies:
+                    study.read()
     return {
-        "curves": found,
-        "run_updates_per_second": rate,
-        "failures": {str(k): v for k, v in lane.failures().items()},
+        "updates": given.updates,
+        "window": given.window,
+        "run_updates_per_second": given.updates * given.seeds * len(studies) / (time.perf_counter() - began),
+        "curves": {study.name: study.curves for study in studies},
+        "failures": {f"{study.name} {run}": str(why) for study in studies for run, why in study.lane.failures().items()},
     }
 
 
-def harmless(reference: dict[str, Any], tried: dict[str, Any]) -> dict[str, float]:
-    """Per curve, the share of its points that lie within fp32's seed spread, widened by itself on both sides."""
-    shares = {}
-    for name in CURVES:
-        fp32, other = np.array(reference["curves"][name]), np.array(tried["curves"][name])
-        low, high = fp32.min(1, keepdims=True), fp32.max(1, keepdims=True)
-        spread = high - low
-        shares[name] = float(((other >= low - spread) & (other <= high + spread)).mean())
-    return shares
+def within(fp32: np.ndarray, other: np.ndarray) -> float:
+    """The share of points [windows, runs] that lie within fp32's spread, widened by itself on both sides."""
+    low, high = fp32.min(1, keepdims=True), fp32.max(1, keepdims=True)
+    spread = high - low
+    return float(((other >= low - spread) & (other <= high + spread)).mean())
+
+
+def compare(fp32: dict[str, Any], tried: dict[str, Any]) -> list[dict[str, Any]]:
+    rows = []
+    for study, curves in tried["curves"].items():
+        for name in CURVES:
+            a, b = np.array(fp32["curves"][study][name]), np.array(curves[name])
+            seeds = range(a.shape[1])
+            rows.append(
+                {
+                    "study": study,
+                    "curve": name,
+                    "within": within(a, b),
+                    "fp32 within itself": float(np.mean([within(np.delete(a, s, 1), a[:, s : s + 1]) for s in seeds])),
+                    "last, fp32": [round(float(v), 5) for v in a[-1]],
+                    "last": [round(float(v), 5) for v in b[-1]],
+                }
+            )
+    return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("dataset", type=Path)
-    parser.add_argument("--task", required=True)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help=f"folder of {' and '.join(TASKS)} as npz")
+    parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--updates", type=int, default=60_000)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--window", type=int, default=1000)
-    parser.add_argument("--modes", nargs="+", default=["tf32", "tf32x3"])
+    parser.add_argument("--modes", nargs="+", default=["fp32", "tf32"], choices=["fp32", "tf32", "tf32x3"])
     parser.add_argument("--plugins", nargs="+", default=["none", "c4"])
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--device", default="cuda", help="cpu: tiny networks, a check that this program runs")
     given = parser.parse_args()
-    out: dict[str, Any] = {"updates": given.updates, "seeds": given.seeds, "window": given.window, "task": given.task}
-    for plugin in given.plugins:
-        arguments = (given.dataset, given.task, (plugin,))
-        length = (given.seeds, given.updates, given.window)
-        results = {mode: curves(*arguments, mode, *length) for mode in ("fp32", *given.modes)}
-        for mode in given.modes:
-            results[mode]["within_fp32"] = harmless(results["fp32"], results[mode])
-        for mode, result in results.items():
-            last = {name: [round(v, 4) for v in values[-1]] for name, values in result["curves"].items()}
-            shown = {"plugin": plugin, "mode": mode, "speed": round(result["run_updates_per_second"]), "last": last}
-            print(
-                json.dumps(shown | {"within_fp32": result.get("within_fp32"), "failures": result["failures"]}),
-                flush=True,
-            )
-        out[plugin] = results
-        if given.json is not None:
-            given.json.write_text(json.dumps(out))
+    given.output.mkdir(parents=True, exist_ok=True)
+    for mode in given.modes:
+        if not (file := given.output / f"{mode}.json").exists():
+            result = run_mode(mode, given, torch.device(given.device))
+            file.write_text(json.dumps(result))
+            shown = {name: result[name] for name in ("updates", "run_updates_per_second", "failures")}
+            print(json.dumps({"mode": mode} | shown), flush=True)
+    found = {file.stem: json.loads(file.read_text()) for file in sorted(given.output.glob("*.json"))}
+    for mode in found:
+        if mode != "fp32" and "fp32" in found:
+            for row in compare(found["fp32"], found[mode]):
+                print(json.dumps({"mode": mode} | row))
 
 
 if __name__ == "__main__":

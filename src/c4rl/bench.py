@@ -13,7 +13,8 @@ import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from c4rl.c4.plugin import C4Config
 from c4rl.config import TrainConfig, empty_config
@@ -157,10 +158,26 @@ def update_flops(config: TrainConfig, data: Dataset, stage: int = 0) -> float:
     alone = replace(config, seeds=config.seeds[:1], cuda_graph=False, fused_kernels=False)
     update, _, _ = stepper_parts(alone, data, torch.device("cpu"), stage)
     update()
-    with FlopCounterMode(display=False) as counter:
+    with _ProductFlops() as counter:
         update()
         update()  # of two: some parts run every second time
-    return counter.get_total_flops() / 2
+    return counter.total / 2
+
+
+class _ProductFlops(TorchDispatchMode):
+    """Counts as PyTorch's own counter does; that one follows modules too, and fails where they run without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if count := flop_registry.get(func._overloadpacket):
+            self.total += count(*args, **(kwargs or {}), out_val=result)
+        return result
 
 
 def bench_config(
