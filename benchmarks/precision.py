@@ -2,12 +2,12 @@
 
     python benchmarks/precision.py --data DIR --output DIR [--modes fp32 tf32] [--updates 60000]
 
-Trains CQL, with and without C4, on two 10k sets with each kind of product, several seeds each, and writes MODE.json with
-the curves of Q and of the cross-covariance trace (means over --window updates); a mode whose file is there is not run
-again. Then compares with fp32 those that are there. A mode is harmless where at every point of a curve each of its
-runs lies between fp32's lowest and highest seed, widened on both sides by the spread itself. Three runs of fp32 against
-three others would not always pass: the share of points within is reported, and fp32's own when each seed is judged by
-the others. It is a test of curves, not of scores: nothing is evaluated in the simulator.
+Trains CQL, with and without C4, on two 10k sets with each kind of product, several seeds each, and writes MODE.json
+with the curves of Q and of the cross-covariance trace (means over --window updates); a mode whose file is there is not
+run again. Then compares with fp32 those that are there. A mode is harmless where at every point of a curve each of its
+runs lies between fp32's lowest and highest seed, widened on both sides by the spread itself. Other seeds of fp32 would
+not always pass: the share of points within is reported, and fp32's own when each seed is judged by the others. It is a
+test of curves, not of scores: nothing is evaluated in the simulator.
 """
 
 import argparse
@@ -85,7 +85,9 @@ def run_mode(mode: str, given: argparse.Namespace, device: torch.device) -> dict
         "window": given.window,
         "run_updates_per_second": given.updates * given.seeds * len(studies) / (time.perf_counter() - began),
         "curves": {study.name: study.curves for study in studies},
-        "failures": {f"{study.name} {run}": str(why) for study in studies for run, why in study.lane.failures().items()},
+        "failures": {
+            f"{study.name} {run}": str(why) for study in studies for run, why in study.lane.failures().items()
+        },
     }
 
 

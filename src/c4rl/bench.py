@@ -3,16 +3,13 @@
 import itertools
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from rich import box
-from rich.console import Console
-from rich.table import Table
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -83,14 +80,13 @@ def speed(
     chosen = choose_device(device)
     data = made_up_dataset(rows, observation_dim, action_dim)
     peak = peak_flops(chosen)
-    console = Console()
-    title = f"updates per second on {chosen.type}, {rows:,} rows, {observation_dim} + {action_dim} numbers"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    names = ("algorithm", "plug-ins", *(("mode",) if chosen.type == "cuda" else ()))
-    device_only = ("memory", "of peak") if chosen.type == "cuda" else ()
-    for heading in (*names, "runs", "updates/s", "run-updates/s", "refresh", *device_only):
-        table.add_column(heading, justify="left" if heading in names else "right", no_wrap=True)
-    results = []
+    columns = [c for c in COLUMNS if chosen.type == "cuda" or c.on_cpu]
+    print(f"updates per second on {chosen.type}, {rows:,} rows, {observation_dim} + {action_dim} numbers")
+    print(_line(columns, [column.heading for column in columns]))
+    name = torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else platform.machine()
+    where = {"device": chosen.type, "name": name, "threads": torch.get_num_threads(), "peak_flops": peak}
+    shape = {"rows": rows, "observation_dim": observation_dim, "action_dim": action_dim}
+    results: list[dict[str, Any]] = []
     flops: dict[tuple[str, Variant, int], float] = {}  # of one run's update
     for algorithm in algorithms:
         variants = plugins if algorithm_class(algorithm).has_critic else ("none",)
@@ -108,19 +104,11 @@ def speed(
                 result["share_of_fp32_peak"] = (
                     None if peak is None or counted is None else counted * result["run_updates_per_second"] / peak
                 )
-                results.append(
-                    {"algorithm": algorithm, "stage": stage.name, "plugins": variant, "runs": count, "mode": mode}
-                    | result
-                )
-                named = algorithm if stage.name == "training" else f"{algorithm}: {stage.name}"
-                shown = (named, variant, mode) if chosen.type == "cuda" else (named, variant)
-                table.add_row(*shown, str(count), *_cells(result))
-    console.print(table)
-    if json is not None:
-        shape = {"rows": rows, "observation_dim": observation_dim, "action_dim": action_dim}
-        name = torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else platform.machine()
-        where = {"device": chosen.type, "name": name, "threads": torch.get_num_threads(), "peak_flops": peak}
-        write_json(json, {"shape": shape, "machine": where | versions(), "results": results})
+                what = {"algorithm": algorithm, "stage": stage.name, "plugins": variant, "runs": count, "mode": mode}
+                results.append(what | result)
+                print(_line(columns, [column.cell(results[-1]) for column in columns]), flush=True)
+                if json is not None:  # each time: an interrupted measurement keeps what it has
+                    write_json(json, {"shape": shape, "machine": where | versions(), "results": results})
     return 0
 
 
@@ -132,16 +120,30 @@ def _wanted(mode: Mode, modes: tuple[Mode, ...] | None, algorithm: str, runs: in
     return mode == "graph" or (algorithm in ("td3_bc", "cql") and runs in (1, 25))
 
 
-def _cells(result: dict[str, Any]) -> list[str]:
-    cells = [
-        f"{result['updates_per_second']:.1f}",
-        f"{result['run_updates_per_second']:.1f}",
-        f"{100 * result['clustering_share']:.1f}%",
-    ]
-    memory, share = result["peak_memory_bytes"], result["share_of_fp32_peak"]
-    if memory is not None:
-        cells += [f"{memory / 1e9:.2f} GB", "-" if share is None else f"{100 * share:.1f}%"]
-    return cells
+class Column(NamedTuple):
+    heading: str
+    width: int
+    cell: Callable[[dict[str, Any]], str]
+    on_cpu: bool = True
+
+
+COLUMNS = (
+    Column("algorithm", 20, lambda r: r["algorithm"] + ("" if r["stage"] == "training" else f": {r['stage']}")),
+    Column("plug-ins", 10, lambda r: r["plugins"]),
+    Column("mode", 11, lambda r: r["mode"], on_cpu=False),
+    Column("runs", 4, lambda r: str(r["runs"])),
+    Column("updates/s", 9, lambda r: f"{r['updates_per_second']:,.1f}"),
+    Column("run-updates/s", 13, lambda r: f"{r['run_updates_per_second']:,.1f}"),
+    Column("refresh", 7, lambda r: f"{r['clustering_share']:.1%}"),
+    Column("memory", 8, lambda r: f"{r['peak_memory_bytes'] / 1e9:.2f} GB", on_cpu=False),
+    Column("of peak", 7, lambda r: "-" if (s := r["share_of_fp32_peak"]) is None else f"{s:.1%}", on_cpu=False),
+)
+WORDS = ("algorithm", "plug-ins", "mode")  # to the left of their columns; numbers are to the right
+
+
+def _line(columns: Sequence[Column], cells: Sequence[str]) -> str:
+    sides = ("<" if column.heading in WORDS else ">" for column in columns)
+    return "  ".join(f"{cell:{side}{c.width}}" for c, cell, side in zip(columns, cells, sides, strict=True))
 
 
 def peak_flops(device: torch.device) -> float | None:
@@ -165,7 +167,7 @@ def update_flops(config: TrainConfig, data: Dataset, stage: int = 0) -> float:
 
 
 class _ProductFlops(TorchDispatchMode):
-    """Counts as PyTorch's own counter does; that one follows modules too, and fails where they run without gradients."""
+    """As PyTorch's own counter, which follows modules as well and fails where they are called without gradients."""
 
     def __init__(self) -> None:
         super().__init__()

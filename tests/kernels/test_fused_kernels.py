@@ -143,9 +143,12 @@ def test_actions_of_a_tanh_gaussian(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("beta", [1.0, [0.5, 2.0]])
 def test_the_cross_covariance_penalty(beta: float | list[float]) -> None:
+    """A batch's mask is a column of its packed rows, so that its numbers do not lie side by side."""
     g = normal(2, 2, 100, 48).requires_grad_()
     g_next = normal(2, 2, 100, 48, seed=1) + 0.3 * g.detach()
-    valid = (torch.arange(100, device=CUDA) % 7 != 0).float().expand(2, 1, -1)
+    packed = normal(2, 100, 3)
+    packed[..., 1] = (torch.arange(100, device=CUDA) % 7 != 0).float()
+    valid = packed[..., 1].unsqueeze(1)
     weight = torch.tensor(beta, device=CUDA).unsqueeze(1) if isinstance(beta, list) else beta
     fused = penalty(g_next, g, valid, beta=weight)
     with kernels.kernels(False):

@@ -11,12 +11,14 @@ TILE = 32  # columns that one program holds for all rows of a batch
 
 
 @triton.jit
-def _centre_kernel(NEXT, G, VALID, X, Y, rows, width, members, valid_run, BLOCK_ROWS: tl.constexpr, TILE: tl.constexpr):
+def _centre_kernel(
+    NEXT, G, VALID, X, Y, rows, width, members, valid_run, valid_row, BLOCK_ROWS: tl.constexpr, TILE: tl.constexpr
+):
     """X = (g' - mean g') w / (n - 1), Y = g - mean g, over the valid rows, for TILE columns."""
     b = tl.program_id(1).to(tl.int64)
     i, j = tl.arange(0, BLOCK_ROWS), tl.program_id(0) * TILE + tl.arange(0, TILE)
     inside = (i < rows)[:, None] & (j < width)[None, :]
-    weight = tl.load(VALID + (b // members) * valid_run + i, mask=i < rows, other=0.0)
+    weight = tl.load(VALID + (b // members) * valid_run + i * valid_row, mask=i < rows, other=0.0)
     count = tl.sum(weight, axis=0)
     place = (b * rows + i[:, None]) * width + j[None, :]
     following = tl.load(NEXT + place, mask=inside, other=0.0)
@@ -46,7 +48,7 @@ class _Penalty(torch.autograd.Function):
         runs, members, rows, width = g.shape
         x, y = torch.empty_like(g), torch.empty_like(g)
         _centre_kernel[(triton.cdiv(width, TILE), runs * members)](
-            g_next, g, valid, x, y, rows, width, members, valid.stride(0), triton.next_power_of_2(rows), TILE,
+            g_next, g, valid, x, y, rows, width, members, *valid.stride(), triton.next_power_of_2(rows), TILE,
             num_warps=8,
         )  # fmt: skip
         C = torch.matmul(x.mT, y)
@@ -69,4 +71,4 @@ class _Penalty(torch.autograd.Function):
 
 def penalty(g_next: Tensor, g: Tensor, valid: Tensor, beta: float | Tensor) -> Tensor:
     """g', g: [R, M, B, m]; valid: [R, 1, B] of 0 and 1; beta: a number or [R, 1]. Gives [R, M]; no gradient into g'."""
-    return _Penalty.apply(g_next.contiguous(), g.contiguous(), valid.float().squeeze(1), beta)
+    return _Penalty.apply(g_next.contiguous(), g.contiguous(), valid.squeeze(1).float(), beta)
