@@ -1,5 +1,6 @@
 """Speed, measured: updates per second of each algorithm, alone and stacked."""
 
+import gc
 import itertools
 import platform
 import time
@@ -206,6 +207,7 @@ def _measure_one(
 ) -> dict[str, Any]:
     """Rates with the refreshes that fall into the time, and what share of it they took."""
     if device.type == "cuda":
+        gc.collect()  # what was measured before
         torch.cuda.reset_peak_memory_stats(device)
     update, refresh, period = stepper_parts(config, data, device, stage)
     without = measure(update, seconds, device, warm_up=10)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from c4rl.kernels import fused, kernels
+from c4rl.kernels import fused, kernels, products
 from c4rl.random import Streams, stream_key
 
 LAYER_NORM_EPSILON = 1e-5
@@ -246,7 +246,7 @@ def _fused_proven(device: torch.device, layer_norm: bool) -> bool:
         return max(float((f - p).norm() / p.norm()) for f, p in zip(fused, plain, strict=True))
 
     try:
-        with torch.enable_grad():  # odd widths in small tiles, and the largest tiles there are
+        with torch.enable_grad(), products("fp32"):  # odd widths in small tiles, and the largest tiles there are
             found = max(error(50, (40, 24)), error(2048, (256, 256)))
         reason = None if found < 1e-4 else f"an error of {found:.1g}"
     except Exception as raised:  # whatever a compiler raises must not end a job that can do without

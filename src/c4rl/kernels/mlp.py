@@ -6,11 +6,14 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from c4rl.kernels.layer_norm import norm_relu, norm_relu_gradient
 from c4rl.kernels.linear import linear, weight_gradient
+
+ALIGNMENT = 16
 
 
 @cache
@@ -163,9 +166,23 @@ def stacked_mlp(x: Tensor, actions: Tensor | None, layers: Layers, epsilon: floa
 
     Gives the output [R, M, rows (· N), out] and every hidden layer [R, M, rows (· N), width].
     """
+    widths = [bias.shape[-1] for bias in layers.biases[:-1]]
+    layers = _aligned(layers)
     inputs = (x, *layers.tensors) if actions is None else (x, actions, *layers.tensors)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
         output, *hidden = _StackedMLP.apply(x, actions, len(layers.weights), epsilon, *layers.tensors)
     else:
         *hidden, output = _evaluate(x, actions, layers, epsilon).results
-    return output, hidden
+    return output, [h if h.shape[-1] == width else h[..., :width] for h, width in zip(hidden, widths, strict=True)]
+
+
+def _aligned(layers: Layers) -> Layers:
+    """With units added that are always 0, so that a row of a layer (750 wide in A2PR's VAE) is a whole number of the 16
+    numbers that memory is read in. LayerNorm would count them in its mean, and is left as it is."""
+    extra = [-bias.shape[-1] % ALIGNMENT for bias in layers.biases[:-1]] + [0]
+    if not any(extra) or layers.gains:
+        return layers
+    before = [0, *extra[:-1]]
+    weights = [F.pad(w, (0, out, 0, into)) for w, out, into in zip(layers.weights, extra, before, strict=True)]
+    biases = [F.pad(b, (0, out)) for b, out in zip(layers.biases, extra, strict=True)]
+    return Layers(weights, biases, (), ())

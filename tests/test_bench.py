@@ -1,0 +1,76 @@
+"""What `c4rl bench speed` counts, shows and writes."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from c4rl.bench import speed, update_flops
+from c4rl.errors import InputError
+from c4rl.registry import ALGORITHMS, algorithm_class
+from tests.helpers import small_config, small_dataset
+
+
+def test_each_measurement_is_a_row_on_the_screen_and_in_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "speed.json"
+    assert speed(("bc", "td3_bc"), ("none", "c4-proxy"), (1, 2), rows=300, seconds=0.01, device="cpu", json=file) == 0
+    found = json.loads(file.read_text())
+    assert found["shape"]["rows"] == 300
+    keys = [(r["algorithm"], r["plugins"], r["runs"]) for r in found["results"]]
+    assert keys == [("bc", "none", 1), ("bc", "none", 2)] + [
+        ("td3_bc", plugin, runs) for plugin in ("none", "c4-proxy") for runs in (1, 2)
+    ]
+    for result in found["results"]:
+        assert result["run_updates_per_second"] == pytest.approx(result["runs"] * result["updates_per_second"])
+        assert (result["clustering_share"] > 0) == (result["plugins"] == "c4-proxy")
+    title, heading, *lines = capsys.readouterr().out.splitlines()
+    assert "300 rows" in title and heading.split() == [
+        "algorithm", "plug-ins", "runs", "updates/s", "run-updates/s", "refresh",
+    ]  # fmt: skip
+    assert [tuple(line.split()[:3]) for line in lines] == [(a, p, str(n)) for a, p, n in keys]
+    assert len({len(line) for line in (heading, *lines)}) == 1, "columns do not line up"
+
+
+def test_a_file_that_exists_is_not_overwritten(tmp_path: Path) -> None:
+    file = tmp_path / "speed.json"
+    file.write_text("mine")
+    with pytest.raises(InputError, match="exists already"):
+        speed(("bc",), ("none",), (1,), seconds=0.01, device="cpu", json=file)
+    assert file.read_text() == "mine"
+
+
+def test_what_is_measured_is_kept_when_the_next_measurement_dies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from c4rl import bench
+
+    measure_one = bench._measure_one
+
+    def dying(config, *rest):
+        if len(config.seeds) == 2:
+            raise KeyboardInterrupt
+        return measure_one(config, *rest)
+
+    monkeypatch.setattr(bench, "_measure_one", dying)
+    file = tmp_path / "speed.json"
+    with pytest.raises(KeyboardInterrupt):
+        speed(("bc",), ("none",), (1, 2), rows=300, seconds=0.01, device="cpu", json=file)
+    assert [r["runs"] for r in json.loads(file.read_text())["results"]] == [1]
+
+
+def test_products_are_counted_as_by_hand() -> None:
+    """BC: forwards, weight gradients, and gradients of every layer's input but the first's."""
+    config, data = small_config("bc"), small_dataset()
+    sizes = [data.observation_dim, 16, 16, data.action_dim]
+    by_hand = sum(2 * 32 * i * o * (2 if layer == 0 else 3) for layer, (i, o) in enumerate(pairwise(sizes)))
+    assert update_flops(config, data) == by_hand
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_products_of_every_stage_are_counted(algorithm: str) -> None:
+    config, data = small_config(algorithm), small_dataset()
+    for stage in range(len(algorithm_class(algorithm).plan(config.options, config.updates))):
+        assert update_flops(config, data, stage) > 0
