@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from c4rl.config import empty_config
-from c4rl.kernels import products
+from c4rl.kernels import PRECISIONS
 from c4rl.registry import algorithm_class
 from c4rl.training.buffer import TransitionBuffer
 from c4rl.training.lane import Lane
@@ -66,20 +66,21 @@ class Study:
 
 def run_mode(mode: str, given: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     """All studies side by side, which a GPU does faster than one after the other."""
-    with products(mode):
-        arguments = (given.seeds, given.updates, device)
-        studies = [
-            Study(given.data / f"{task}.npz", task, plugin, *arguments) for task in TASKS for plugin in given.plugins
-        ]
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        began = time.perf_counter()
-        for step in range(1, given.updates + 1):
+    arguments = (given.seeds, given.updates, device)
+    studies = [
+        Study(given.data / f"{task}.npz", task, plugin, *arguments) for task in TASKS for plugin in given.plugins
+    ]
+    for study in studies:
+        study.lane.precision = mode
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    for step in range(1, given.updates + 1):
+        for study in studies:
+            study.update(step)
+        if step % given.window == 0:
             for study in studies:
-                study.update(step)
-            if step % given.window == 0:
-                for study in studies:
-                    study.read()
+                study.read()
     return {
         "updates": given.updates,
         "window": given.window,
@@ -124,7 +125,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=60_000)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--window", type=int, default=1000)
-    parser.add_argument("--modes", nargs="+", default=["fp32", "tf32"], choices=["fp32", "tf32", "tf32x3"])
+    parser.add_argument("--modes", nargs="+", default=["fp32", "tf32"], choices=PRECISIONS)
     parser.add_argument("--plugins", nargs="+", default=["none", "c4"])
     parser.add_argument("--device", default="cuda", help="cpu: tiny networks, a check that this program runs")
     given = parser.parse_args()

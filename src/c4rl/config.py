@@ -15,6 +15,7 @@ from c4rl.algorithms.algorithm import AlgorithmConfig, Stage
 from c4rl.c4.presets import NO_PRESET, PRESETS, preset, values_of
 from c4rl.data.tasks import get_task
 from c4rl.errors import InputError
+from c4rl.kernels import OFFERED
 from c4rl.registry import PLUGINS, algorithm_class, plugin_names
 from c4rl.sweeps import Swept, differences, parse_by_dataset, parse_sweep, with_values
 from c4rl.typed_json import from_dict, typed
@@ -98,6 +99,8 @@ class TrainConfig:
     """On a GPU: replay each update as one CUDA graph instead of launching its kernels one by one."""
     fused_kernels: bool = True
     """On a GPU: use this package's Triton kernels where they apply, PyTorch's own otherwise."""
+    precision: str = "fp32"
+    """Of an update's matrix products on a GPU. Only fp32 is offered so far: benchmarks/speed.md says why."""
     monitor: bool = False
     """Log the cross-covariance diagnostics, also without the c4 plug-in."""
     options: AlgorithmConfig = field(default_factory=AlgorithmConfig)
@@ -145,6 +148,8 @@ class TrainConfig:
         )
         seconds = self.checkpoint_seconds
         require("checkpoint-seconds", seconds is None or 0 <= seconds < math.inf, seconds, "0 or more")
+        why = "no other mode has been shown to be harmless (benchmarks/speed.md)"
+        require("precision", self.precision in OFFERED, f"'{self.precision}'", f"{' or '.join(OFFERED)}: {why}")
         require("hold-out", 0 < self.hold_out < 1, self.hold_out, "a share between 0 and 1")
         require("threads", self.threads is None or self.threads > 0, self.threads, "1 or more")
         for name, plugin_options in zip(plugin_names(self.plugins, self.algorithm), self.plugin_options, strict=False):

@@ -185,6 +185,10 @@ BAD_FLAGS: dict[str, tuple[Build, list[str]]] = {
     "no updates": (with_flags("--updates", "0"), ["--updates", "found 0", "1 or more"]),
     "reward scale that is no number": (with_flags("--reward-scale", "nan"), ["--reward-scale", "nan", "finite"]),
     "hold everything out": (with_flags("--hold-out", "1"), ["--hold-out", "found 1", "between 0 and 1"]),
+    "a precision nobody proved": (
+        with_flags("--precision", "tf32"),
+        ["--precision", "found 'tf32'", "expected fp32", "harmless"],
+    ),
     "best trajectories beyond all": (
         with_flags("--algorithm", "bc", "--top-fraction", "2"),
         ["good.npz", "'fraction' is 2", "at most 1"],

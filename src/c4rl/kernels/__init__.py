@@ -12,6 +12,11 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+# float32, TensorFloat-32, and sums of products of numbers that are split into two or three shorter ones (these by fused
+# kernels alone; PyTorch's own products stay float32)
+PRECISIONS = ("fp32", "tf32", "tf32x3", "bf16x3", "bf16x6")
+OFFERED = ("fp32",)  # to users: those that benchmarks/precision.py has shown to be harmless
+
 _enabled = True
 _products = "fp32"
 
@@ -35,8 +40,7 @@ def product_precision() -> str:
 
 @contextmanager
 def products(mode: str) -> Iterator[None]:
-    """Within it matrix products on a GPU are plain float32 (fp32), TensorFloat-32 (tf32), or sums of three of these
-    (tf32x3: fused kernels alone). For benchmarks/precision.py: only fp32 is offered to users."""
+    """Within it matrix products on a GPU are made as `mode` says, one of PRECISIONS."""
     global _products
     before, _products = _products, mode
     plain, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, mode == "tf32"

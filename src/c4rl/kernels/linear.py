@@ -178,7 +178,7 @@ def weight_gradient(x: Tensor, gradient: Tensor, *, bias: bool = True) -> tuple[
 
     x: [R, rows, in] or [R, M, rows, in].
     """
-    if gradient.shape[2] >= MANY_ROWS:
+    if gradient.shape[2] >= MANY_ROWS and product_precision() in ("ieee", "tf32"):  # cuBLAS does not split numbers
         return _product_in_parts(x, gradient), gradient.sum(2) if bias else None
     dw, db = tall_product(x, gradient, bias)
     return dw, db if bias else None

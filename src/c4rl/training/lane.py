@@ -10,7 +10,7 @@ from torch import Tensor
 from c4rl.algorithms.algorithm import Algorithm
 from c4rl.c4.monitor import CrossCovarianceMonitor
 from c4rl.config import TrainConfig
-from c4rl.kernels import kernels
+from c4rl.kernels import kernels, products
 from c4rl.networks import Stack
 from c4rl.numpy_policy import NumpyPolicy
 from c4rl.plugins import Plugin, Plugins
@@ -71,6 +71,7 @@ class Lane:
             for plugin in self.plugins.all:
                 plugin.attach(self.algorithm, self.buffer)
         self.sampler, self.uniform_sampler = self.plugins.sampler(self.buffer), UniformSampler(self.buffer)
+        self.precision = config.precision  # of updates; refreshes and diagnostics are always float32
         self.stage = 0  # of the last update
         # names and sums since the last reading of each stage's metrics; a captured graph adds to its stage's sums
         self._metrics: dict[int, tuple[list[str], Tensor]] = {}
@@ -93,7 +94,7 @@ class Lane:
             self.step.fill_(step - 1)
         self._next = step + 1
         self.stage = self.algorithm.stage_at(step)[0]
-        with kernels(self.config.fused_kernels):
+        with kernels(self.config.fused_kernels), products(self.precision):
             if self._graphed is not None:
                 self._graphed(step, self.algorithm.phase(step))
             else:
