@@ -122,13 +122,20 @@ class Lane:
         bad = ~values.isfinite().flatten(0, -2).all(0) & (self.failed_at < 0)
         self.failed_at.copy_(torch.where(bad, self.step, self.failed_at))
 
+    def _due(self, step: int) -> list[Plugin]:
+        plugged = self.plugins.all if self.algorithm.stages[self.stage].plugged else ()
+        return [plugin for plugin in plugged if plugin.period is not None and step % plugin.period == 0]
+
+    def refreshes(self, step: int) -> bool:
+        """Whether `refresh` has plug-ins to refresh after this update."""
+        return bool(self._due(step))
+
     def refresh(self, step: int) -> dict[RunKey, dict[str, float]]:
         """What the algorithm and its plug-ins do between updates; per run, what they report."""
         with kernels(self.config.fused_kernels):
             found = self.algorithm.between(step)
-            for plugin in self.plugins.all if self.algorithm.stages[self.stage].plugged else ():
-                if plugin.period is not None and step % plugin.period == 0:
-                    found = found | self._refreshes[plugin](step)
+            for plugin in self._due(step):
+                found = found | self._refreshes[plugin](step)
         if not found:
             return {}
         per_run = torch.stack(list(found.values())).T.tolist()

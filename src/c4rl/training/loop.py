@@ -4,7 +4,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +44,7 @@ from c4rl.training.run_directory import RunDirectory, check_new_output, job_conf
 from c4rl.training.runs import RunKey, runs_of
 from c4rl.training.snapshot import GoodStates
 from c4rl.training.summary import Record, best_records, is_better, summarise
+from c4rl.training.timer import DeviceTimer
 
 
 class Interrupted(Exception):
@@ -91,6 +92,7 @@ class Trainer:
         self.best_policies: dict[RunKey, NumpyPolicy] = {}
         self.writer = BackgroundWriter(directory.path, config, device)
         self.evaluations, self.in_background = PendingEvaluations(), in_background(config, device)
+        self.clustering = DeviceTimer(device)
         self.evaluate: SimulatorEvaluation | HeldOutEvaluation = (
             HeldOutEvaluation(config, preparations, device)
             if preparations[0].task.name == "none"
@@ -102,6 +104,7 @@ class Trainer:
             self.lanes = lanes_of(config, self.buffer, device)
             if resumed:
                 directory.rewind(0)
+            self._start_clock()
             self._save(0, forced=True)
         plan = algorithm_class(config.algorithm).plan(config.options, config.updates)
         self.total = sum(stage.updates for stage in plan)  # updates of all stages
@@ -116,6 +119,7 @@ class Trainer:
         if self.device.type == "cuda" and config.fused_kernels and (reason := missing()) is not None:
             title += f", PyTorch's own kernels ({reason})"
         self.display = Display(title, self.runs, self.total, self.progress.update, self.console)
+        self._start_clock()
         try:
             with self._graceful_interruption():
                 while self.progress.update < self.total and self.lanes:
@@ -136,21 +140,18 @@ class Trainer:
 
     def _one_update(self) -> None:
         config = self.config
-        began = time.monotonic()
         step = self.progress.update + 1
         for lane in self.lanes:
             lane.update(step)
         self.progress.update = step
         self.progress.run_updates += sum(len(lane.runs) for lane in self.lanes)
-        refreshed = time.monotonic()
         for lane in self.lanes:
-            if reports := lane.refresh(step):
+            with self.clustering.running() if lane.refreshes(step) else nullcontext():
+                reports = lane.refresh(step)
+            if reports:
                 self.directory.log(step, reports)
             if lane.algorithm.asks_environment(step):
                 self._ask_environment(lane)
-        ended = time.monotonic()
-        self.progress.clustering_seconds += ended - refreshed
-        self.progress.training_seconds += ended - began
 
         stop = self._stop  # read once: a request that comes during an evaluation is the next update's
         algorithm = self.lanes[0].algorithm
@@ -176,6 +177,17 @@ class Trainer:
                 f"{stop}: saved at update {step:,} of {self.total:,}; "
                 f"continue with: c4rl train --resume {self.directory.path}"
             )
+
+    def _start_clock(self) -> None:
+        self._ticked = time.monotonic() - self.progress.evaluation_seconds
+
+    def _tick(self) -> None:
+        """The time since the last tick was training, but for what was waited for evaluations. At checkpoints alone, so
+        that resuming a finished job changes nothing."""
+        last = self._ticked
+        self._start_clock()
+        self.progress.training_seconds += self._ticked - last
+        self.progress.clustering_seconds += self.clustering.take()
 
     def _log(self, step: int) -> None:
         per_run = {key: values for lane in self.lanes for key, values in lane.read_metrics().items()}
@@ -218,7 +230,9 @@ class Trainer:
 
     def _ask_environment(self, lane: Lane) -> None:
         """The algorithm decides by scores of the simulator (and said so in its options)."""
+        began = time.monotonic()
         scores = self.evaluate([lane], lane.policies(self.scalings))
+        self.progress.evaluation_seconds += time.monotonic() - began
         lane.algorithm.told(torch.tensor([scores[key]["score"] for key in lane.keys], device=self.device))
 
     def _every_lane(self) -> list[Lane]:
@@ -262,6 +276,7 @@ class Trainer:
         self.good = good = self.good.advanced(step, self.lanes)
         if not (forced or self.writer.checkpoint_is_due()):
             return
+        self._tick()
         pending = self.evaluations.now()
         progress = replace(deepcopy(self.progress), pending=[e.update for e in pending])
 

@@ -1,0 +1,70 @@
+"""Runs the Triton kernels without a GPU: Triton's interpreter does in NumPy, one program after another, what they say.
+
+It is slow and knows nothing of compilers, warps and races, but it reads and writes where the kernels do. Triton decides
+as it is imported whether to interpret: TRITON_INTERPRET=1 must be in the environment of a fresh process by then.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra import libdevice
+from triton.runtime.interpreter import GridExecutor, InterpretedFunction, TensorHandle
+
+from c4rl import kernels, networks
+from c4rl.kernels import mlp
+
+LIBDEVICE = ("cos", "exp", "log", "log1p", "sin", "tanh")  # what the kernels take from it, in NumPy by the same names
+
+
+@contextmanager
+def interpreted() -> Iterator[set[str]]:
+    """Within it the kernels take CPU tensors, unless `kernels.kernels` is against it; gives the names of those used."""
+    if not isinstance(tl.sum, InterpretedFunction):
+        raise RuntimeError("TRITON_INTERPRET: found another value as Triton was imported, expected 1")
+    used: set[str] = set()
+    launch = GridExecutor.__call__
+
+    def noted(executor: Any, *arguments: Any, **options: Any) -> None:
+        used.add(executor.fn.__name__)
+        launch(executor, *arguments, **options)
+
+    def available(device: torch.device) -> bool:
+        return kernels._enabled
+
+    def fused(tensor: Tensor) -> bool:
+        return kernels._enabled and tensor.dtype in (torch.float32, torch.int64)
+
+    stream = _Stream()
+    # programs also compute beyond the ends of tensors, where nothing is stored, and hashes are meant to overflow
+    with pytest.MonkeyPatch.context() as patch, np.errstate(all="ignore"):
+        patch.setattr(GridExecutor, "__call__", noted)
+        for name in LIBDEVICE:
+            patch.setattr(libdevice, name, _elementwise(getattr(np, name)))
+        for real, stand_in in ((kernels.available, available), (kernels.fused, fused)):
+            for module in [module for name, module in sys.modules.items() if name.split(".")[0] == "c4rl"]:
+                if getattr(module, real.__name__, None) is real:
+                    patch.setattr(module, real.__name__, stand_in)
+        patch.setattr(networks, "_fused_proven", lambda device, layer_norm: True)  # its proof takes half a minute here
+        patch.setattr(mlp, "_side_stream", lambda device: stream)
+        patch.setattr(torch.cuda, "current_stream", lambda: stream)
+        patch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+        yield used
+
+
+class _Stream:
+    """Stands for a CUDA stream: here everything happens in order."""
+
+    def wait_stream(self, stream: "_Stream") -> None:
+        pass
+
+
+def _elementwise(function: Callable[[np.ndarray], np.ndarray]) -> Callable[[tl.tensor], tl.tensor]:
+    """Stands for a function of libdevice, of which the interpreter has none: they give None."""
+    return lambda x: tl.tensor(TensorHandle(function(x.handle.data), x.handle.dtype), x.type)
