@@ -16,6 +16,7 @@ from c4rl import kernels
 from c4rl.c4.cross_covariance import penalty
 from c4rl.c4.plugin import C4Config
 from c4rl.c4.principal_directions import principal_directions
+from c4rl.kernels import linear as linear_maps
 from c4rl.kernels.layer_norm import norm_relu, norm_relu_gradient
 from c4rl.kernels.linear import linear, weight_gradient
 from c4rl.kernels.subspace import orthonormal, symmetric_eigen
@@ -66,6 +67,13 @@ def test_layers_of_odd_widths(layer_norm: bool) -> None:
             numbers.append([number.detach() for number in found])
     fused, plain = numbers
     assert max(errors(tuple(fused), tuple(number.double() for number in plain))) < 1e-5
+
+
+@on_gpu.PARTS
+def test_products_of_numbers_in_parts(mode: str, bound: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_is_large", "_is_tall"):
+        monkeypatch.setattr(linear_maps, name, lambda *sizes: True)
+    on_gpu.test_products_of_numbers_in_parts(mode, bound, rows=100, columns=72)
 
 
 def test_principal_directions(used: set[str]) -> None:

@@ -15,7 +15,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
-from triton.runtime.interpreter import GridExecutor, InterpretedFunction, TensorHandle
+from triton.runtime.interpreter import GridExecutor, InterpretedFunction, InterpreterBuilder, TensorHandle
 
 from c4rl import kernels, networks
 from c4rl.kernels import mlp
@@ -45,6 +45,7 @@ def interpreted() -> Iterator[set[str]]:
     # programs also compute beyond the ends of tensors, where nothing is stored, and hashes are meant to overflow
     with pytest.MonkeyPatch.context() as patch, np.errstate(all="ignore"):
         patch.setattr(GridExecutor, "__call__", noted)
+        patch.setattr(InterpreterBuilder, "create_dot", _dot)
         for name in LIBDEVICE:
             patch.setattr(libdevice, name, _elementwise(getattr(np, name)))
         for real, stand_in in ((kernels.available, available), (kernels.fused, fused)):
@@ -68,3 +69,17 @@ class _Stream:
 def _elementwise(function: Callable[[np.ndarray], np.ndarray]) -> Callable[[tl.tensor], tl.tensor]:
     """Stands for a function of libdevice, of which the interpreter has none: they give None."""
     return lambda x: tl.tensor(TensorHandle(function(x.handle.data), x.handle.dtype), x.type)
+
+
+_dot_of_float32 = InterpreterBuilder.create_dot
+
+
+def _dot(builder: Any, x: TensorHandle, y: TensorHandle, *others: Any) -> TensorHandle:
+    """The interpreter has bfloat16 numbers as the integers that their bits make, and would multiply those."""
+
+    def as_float32(handle: TensorHandle) -> TensorHandle:
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        return TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    return _dot_of_float32(builder, as_float32(x), as_float32(y), *others)

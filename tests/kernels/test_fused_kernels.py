@@ -83,6 +83,26 @@ def test_a_network_of_one_member() -> None:
         torch.testing.assert_close(fused, mlp(rows), rtol=1e-5, atol=1e-6)
 
 
+PARTS = pytest.mark.parametrize(("mode", "bound"), [("fp32", 1e-6), ("bf16x6", 1e-6), ("bf16x3", 1e-4)])
+
+
+@PARTS
+def test_products_of_numbers_in_parts(mode: str, bound: float, rows: int = 2100, columns: int = 208) -> None:
+    """Three parts have all of float32's digits, two have two thirds of them."""
+    from c4rl.kernels.linear import linear, weight_gradient  # need Triton
+
+    x, gradient = normal(2, 2, rows, 80), normal(2, 2, rows, columns, seed=1)
+    weight, bias = normal(2, 3, 80, columns, seed=2)[:, 1:], normal(2, 2, columns, seed=3)
+    exact = x.double() @ weight.double() + bias.double().unsqueeze(2)
+    exact_weight = x.double().mT @ gradient.double()
+    with kernels.products(mode):
+        found = linear(x, weight, bias), weight_gradient(x, gradient)[0]
+    rounding = errors(found, (exact, exact_weight))
+    assert max(rounding) < bound
+    if mode == "bf16x3":
+        assert min(rounding) > 1e-6, "nothing was split"
+
+
 @pytest.mark.parametrize("kind", ["uniform", "integers", "normal"])
 def test_draws_are_the_same_numbers(kind: str) -> None:
     streams = Streams([1, 2, 3], torch.tensor(123_456_789_012, device=CUDA))

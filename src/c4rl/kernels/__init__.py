@@ -12,9 +12,9 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-# float32, TensorFloat-32, and sums of products of numbers that are split into two or three shorter ones (these by fused
-# kernels alone; PyTorch's own products stay float32)
-PRECISIONS = ("fp32", "tf32", "tf32x3", "bf16x3", "bf16x6")
+# float32; TensorFloat-32; and sums of products of bfloat16 parts that a number is split into, two (bf16x3) or three
+# (bf16x6, which is all of float32's digits): those by fused kernels, where a product is large enough to gain from it
+PRECISIONS = ("fp32", "tf32", "bf16x3", "bf16x6")
 OFFERED = ("fp32",)  # to users: those that benchmarks/precision.py has shown to be harmless
 
 _enabled = True
@@ -35,7 +35,12 @@ def missing() -> str | None:
 
 def product_precision() -> str:
     """Of the fused kernels' products, as Triton names it."""
-    return {"fp32": "ieee"}.get(_products, _products)
+    return "tf32" if _products == "tf32" else "ieee"
+
+
+def product_parts() -> int:
+    """Into how many parts the factors of large products are split; 1: not at all."""
+    return {"bf16x3": 2, "bf16x6": 3}.get(_products, 1)
 
 
 @contextmanager

@@ -5,7 +5,38 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from c4rl.kernels import product_precision
+from c4rl.kernels import product_parts, product_precision
+
+
+@triton.jit
+def _parts_of(x):
+    """bfloat16 numbers whose sum is x, to float32's last digit."""
+    first = x.to(tl.bfloat16)
+    rest = x - first.to(tl.float32)
+    second = rest.to(tl.bfloat16)
+    return first, second, (rest - second.to(tl.float32)).to(tl.bfloat16)
+
+
+@triton.jit
+def _product_of_parts(x0, x1, x2, y0, y1, y2, total, PARTS: tl.constexpr):
+    """The products that matter, small ones first; those left out are below the last digit kept."""
+    if PARTS == 3:
+        total = tl.dot(x2, y0, total)
+        total = tl.dot(x1, y1, total)
+        total = tl.dot(x0, y2, total)
+    total = tl.dot(x1, y0, total)
+    total = tl.dot(x0, y1, total)
+    return tl.dot(x0, y0, total)
+
+
+@triton.jit
+def _split_kernel(X, PARTS_OF_X, count, BLOCK: tl.constexpr):
+    """The three parts of `count` numbers, one after the other."""
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x0, x1, x2 = _parts_of(tl.load(X + i, mask=i < count, other=0.0))
+    tl.store(PARTS_OF_X + i, x0, mask=i < count)
+    tl.store(PARTS_OF_X + count + i, x1, mask=i < count)
+    tl.store(PARTS_OF_X + 2 * count + i, x2, mask=i < count)
 
 
 @triton.jit
@@ -13,14 +44,17 @@ def _linear_kernel(
     X, W, BIAS, ADD, MASK, Y,
     rows, K, N, members,
     x_run, x_member, x_row,
-    w_run, w_member, w_k, w_n,
+    w_run, w_member, w_k, w_n, w_part,
     bias_run, bias_member,
     add_batch, add_row, group,
     mask_batch, mask_row,
     HAS_BIAS: tl.constexpr, HAS_ADD: tl.constexpr, HAS_MASK: tl.constexpr, RELU: tl.constexpr,
-    PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    PRECISION: tl.constexpr, PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Y[b, i, n] = mask(relu(sum_k X[b, i, k] W[b, k, n] + bias[b, n] + ADD[b, i // group, n])), b = run, member."""
+    """Y[b, i, n] = mask(relu(sum_k X[b, i, k] W[b, k, n] + bias[b, n] + ADD[b, i // group, n])), b = run, member.
+
+    With PARTS > 1, W holds the parts of the weights, w_part apart.
+    """
     tile, b = tl.program_id(0), tl.program_id(1).to(tl.int64)
     tiles_n = tl.cdiv(N, BN)
     i = (tile // tiles_n) * BM + tl.arange(0, BM)
@@ -33,8 +67,15 @@ def _linear_kernel(
     for start in range(0, K, BK):
         k = start + tl.arange(0, BK)
         x_tile = tl.load(x + i[:, None] * x_row + k[None, :], mask=inside_i[:, None] & (k < K)[None, :], other=0.0)
-        w_tile = tl.load(w + k[:, None] * w_k + n[None, :] * w_n, mask=(k < K)[:, None] & inside_n[None, :], other=0.0)
-        total = tl.dot(x_tile, w_tile, total, input_precision=PRECISION)
+        w_tiles, inside_w = w + k[:, None] * w_k + n[None, :] * w_n, (k < K)[:, None] & inside_n[None, :]
+        w_tile = tl.load(w_tiles, mask=inside_w, other=0.0)
+        if PARTS > 1:
+            x0, x1, x2 = _parts_of(x_tile)
+            w1 = tl.load(w_tiles + w_part, mask=inside_w, other=0.0)
+            w2 = tl.load(w_tiles + 2 * w_part, mask=inside_w, other=0.0) if PARTS == 3 else w1
+            total = _product_of_parts(x0, x1, x2, w_tile, w1, w2, total, PARTS)
+        else:
+            total = tl.dot(x_tile, w_tile, total, input_precision=PRECISION)
     inside = inside_i[:, None] & inside_n[None, :]
     if HAS_BIAS:
         total += tl.load(BIAS + run * bias_run + member * bias_member + n, mask=inside_n, other=0.0)[None, :]
@@ -77,7 +118,7 @@ def _tall_product_kernel(
     rows, K, N, members, batch, rows_per_part,
     x_run, x_member, x_row,
     HAS_SUMS: tl.constexpr,
-    PRECISION: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr,
+    PRECISION: tl.constexpr, PARTS: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
     """PRODUCT[part, b, k, n] = sum_i X[b, i, k] Y[b, i, n] over the rows of a part; SUMS[part, b, n] = sum_i Y."""
     tile, b, part = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
@@ -96,7 +137,12 @@ def _tall_product_kernel(
         inside_i = i < end
         x_tile = tl.load(x + i[None, :] * x_row + k[:, None], mask=inside_i[None, :] & inside_k[:, None], other=0.0)
         y_tile = tl.load(y + i[:, None] * N + n[None, :], mask=inside_i[:, None] & inside_n[None, :], other=0.0)
-        total = tl.dot(x_tile, y_tile, total, input_precision=PRECISION)
+        if PARTS > 1:
+            x0, x1, x2 = _parts_of(x_tile)
+            y0, y1, y2 = _parts_of(y_tile)
+            total = _product_of_parts(x0, x1, x2, y0, y1, y2, total, PARTS)
+        else:
+            total = tl.dot(x_tile, y_tile, total, input_precision=PRECISION)
         if HAS_SUMS:
             sums += tl.sum(y_tile, axis=0)
     place = part * batch + b
@@ -106,6 +152,7 @@ def _tall_product_kernel(
 
 
 NARROW = 16  # up to so many columns the whole row is multiplied at once
+SHALLOW = 64  # sums of fewer products are not split
 MANY_ROWS = 1024  # from here on a weight gradient is left to cuBLAS
 Strides = tuple[int, int, int]  # of rows that may be shared by members: run, member, row
 
@@ -116,13 +163,32 @@ def _strides(x: Tensor) -> Strides:
     return (x.stride(0), 0, x.stride(1)) if x.dim() == 3 else (x.stride(0), x.stride(1), x.stride(2))
 
 
-def _tiles(batch: int, rows: int, columns: int) -> tuple[int, int, int, int, int]:
+def _is_large(batch: int, rows: int, columns: int) -> bool:
+    """Whether a product has work enough for the whole GPU in large tiles."""
+    return columns > NARROW and batch * rows * columns >= 64 * 64 * 400
+
+
+def _is_tall(batch: int, rows: int, depth: int, columns: int) -> bool:
+    """The same of a product that sums over rows."""
+    return min(depth, columns) > 32 and batch * rows >= 8192
+
+
+def _tiles(batch: int, rows: int, columns: int, parts: int) -> tuple[int, int, int, int, int]:
     """Rows, columns and depth of a tile, warps, stages: large tiles reuse more, small ones keep the whole GPU busy."""
     if columns <= NARROW:
         return 32, 16, 32, 4, 3
-    if batch * rows * columns >= 64 * 64 * 400:
-        return (128, 64, 32, 8, 3) if rows >= 1024 else (64, 64, 32, 4, 3)
-    return 32, 32, 32, 4, 3
+    if not _is_large(batch, rows, columns):
+        return 32, 32, 32, 4, 3
+    if parts > 1:
+        return (128, 128, 32, 8, 3) if rows >= 1024 else (64, 64, 32, 4, 3)
+    return (128, 64, 32, 8, 3) if rows >= 1024 else (64, 64, 32, 4, 3)
+
+
+def _parts(x: Tensor) -> Tensor:
+    """The three parts of a dense tensor, [3, ...]."""
+    out = torch.empty(3, *x.shape, device=x.device, dtype=torch.bfloat16)
+    _split_kernel[(triton.cdiv(x.numel(), 1024),)](x, out, x.numel(), 1024)
+    return out
 
 
 def linear(
@@ -156,19 +222,23 @@ def linear(
             *_strides(x), *weight.stride(), *bias_strides, bias is not None, tile_rows, block,
         )  # fmt: skip
         return y
-    tile_rows, tile_columns, tile_depth, warps, stages = _tiles(runs * members, rows, columns)
+    parts = product_parts() if depth >= SHALLOW and _is_large(runs * members, rows, columns) else 1
+    if parts > 1:
+        weight = weight.contiguous()
+    tile_rows, tile_columns, tile_depth, warps, stages = _tiles(runs * members, rows, columns, parts)
     tile_depth = 16 if depth <= 16 else tile_depth
     grid = (triton.cdiv(rows, tile_rows) * triton.cdiv(columns, tile_columns), runs * members)
     _linear_kernel[grid](
-        x, weight, bias if bias is not None else x, add if add is not None else x, mask if mask is not None else x, y,
+        x, weight if parts == 1 else _parts(weight), bias if bias is not None else x,
+        add if add is not None else x, mask if mask is not None else x, y,
         rows, depth, columns, members,
         *_strides(x),
-        *weight.stride(),
+        *weight.stride(), weight.numel(),
         *bias_strides,
         *((add.stride(1), add.stride(2)) if add is not None else (0, 0)), group,
         *((mask.stride(1), mask.stride(2)) if mask is not None else (0, 0)),
         bias is not None, add is not None, mask is not None, relu,
-        product_precision(), tile_rows, tile_columns, tile_depth, num_warps=warps, num_stages=stages,
+        product_precision(), parts, tile_rows, tile_columns, tile_depth, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return y
 
@@ -178,7 +248,7 @@ def weight_gradient(x: Tensor, gradient: Tensor, *, bias: bool = True) -> tuple[
 
     x: [R, rows, in] or [R, M, rows, in].
     """
-    if gradient.shape[2] >= MANY_ROWS and product_precision() in ("ieee", "tf32"):  # cuBLAS does not split numbers
+    if gradient.shape[2] >= MANY_ROWS and product_parts() == 1:  # cuBLAS does not split numbers
         return _product_in_parts(x, gradient), gradient.sum(2) if bias else None
     dw, db = tall_product(x, gradient, bias)
     return dw, db if bias else None
@@ -188,7 +258,9 @@ def tall_product(x: Tensor, y: Tensor, sums: bool = False) -> tuple[Tensor, Tens
     """xᵀ y of [R, (M,) rows, in] and [R, M, rows, out] -> [R, M, in, out]; with `sums`, also the sums of y's rows."""
     runs, members, rows, columns = y.shape
     depth, batch = x.shape[-1], runs * members
-    tile = 64 if min(depth, columns) > 32 and batch * rows >= 8192 else 32
+    large = _is_tall(batch, rows, depth, columns)
+    split = product_parts() if large and min(depth, columns) >= SHALLOW else 1
+    tile = 128 if split > 1 and min(depth, columns) >= 128 else 64 if large else 32
     tile_k, tile_n = (min(tile, max(16, triton.next_power_of_2(width))) for width in (depth, columns))
     tiles = triton.cdiv(depth, tile_k) * triton.cdiv(columns, tile_n)
     # few tiles with many rows each would leave most of the GPU idle: rows are summed in parts, then the parts
@@ -202,7 +274,7 @@ def tall_product(x: Tensor, y: Tensor, sums: bool = False) -> tuple[Tensor, Tens
         rows, depth, columns, members, batch, rows_per_part,
         *_strides(x),
         sums,
-        product_precision(), tile_k, tile_n, 32, num_warps=4, num_stages=3,
+        product_precision(), split, tile_k, tile_n, 32, num_warps=8 if tile == 128 else 4, num_stages=3,
     )  # fmt: skip
     return (product[0], row_sums[0]) if parts == 1 else (product.sum(0), row_sums.sum(0))
 
