@@ -265,9 +265,9 @@ def test_the_critic_loss_reaches_the_critic_alone(form: str, monkeypatch: pytest
     others = [p for name, network in algorithm.networks.items() if name != "critic" for p in network.parameters()]
     seen = []
 
-    def step(loss: Tensor) -> None:
+    def step(losses: Tensor) -> None:
         trained = [p for p in others if p.requires_grad]
-        seen.append(torch.autograd.grad(loss, trained, allow_unused=True, retain_graph=True))
+        seen.append(torch.autograd.grad(losses.sum(), trained, allow_unused=True, retain_graph=True))
         assert len(trained) > len(list(algorithm.actor.parameters()))
 
     monkeypatch.setattr(algorithm.optimizers["critic"], "step", step)

@@ -65,11 +65,11 @@ def trained_state(lane: Lane) -> dict[str, Tensor]:
 
 
 def critic_loss_of(lane: Lane, step: int = 1) -> Tensor:
-    """The loss that one update hands to the critic's optimiser, with its graph; the critic itself does not move."""
+    """The sum of what one update hands to the critic's optimiser, with its graph; the critic itself does not move."""
     seen: list[Tensor] = []
     lane.algorithm.optimizers["critic"].step = seen.append  # type: ignore[assignment]
     lane.update(step)
-    return seen[0]
+    return seen[0].sum()
 
 
 # -- which rows form the batch

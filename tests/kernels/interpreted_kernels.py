@@ -46,6 +46,7 @@ test_draws_are_the_same_numbers = on_gpu.test_draws_are_the_same_numbers
 test_single_cluster_batches_are_the_same_rows = on_gpu.test_single_cluster_batches_are_the_same_rows
 test_adam = on_gpu.test_adam
 test_actions_of_a_tanh_gaussian = on_gpu.test_actions_of_a_tanh_gaussian
+test_metrics_and_failures = on_gpu.test_metrics_and_failures
 test_kernels_for_principal_directions_prove_themselves = on_gpu.test_kernels_for_principal_directions_prove_themselves
 
 

@@ -178,6 +178,22 @@ def test_the_cross_covariance_penalty(beta: float | list[float]) -> None:
     assert errors((gradients[0],), (gradients[1].double(),))[0] < 1e-5
 
 
+def test_metrics_and_failures() -> None:
+    """NaN and infinities are failures, from the first update that has them."""
+    from c4rl.kernels.metrics import add_metrics  # needs Triton
+
+    values, sums = normal(5, 40), normal(5, 40, seed=1)
+    values[1, 3], values[4, 33], values[0, 34] = torch.nan, torch.inf, -torch.inf
+    failed_at = torch.full((40,), -1, device=CUDA)
+    failed_at[33] = 2
+    expected = failed_at.clone()
+    expected[[3, 34]] = 7
+    total = sums + values
+    add_metrics(values, sums, failed_at, torch.tensor(7, device=CUDA))
+    assert torch.equal(sums.nan_to_num(), total.nan_to_num())
+    assert torch.equal(failed_at, expected)
+
+
 def test_principal_directions() -> None:
     spectrum = torch.logspace(0, -3, 64, device=CUDA)
     rows = normal(3, 2000, 64) * spectrum

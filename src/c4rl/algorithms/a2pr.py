@@ -166,18 +166,18 @@ class A2PR(TD3):
             online_y = batch.rewards + per_row(config.discount) * batch.continues * online_next_q
         value = self.value(batch.observations)
         value_loss = (value - torch.minimum(y, online_y)).square().mean(1)
-        self.optimizers["value"].step(value_loss.sum())
+        self.optimizers["value"].step(value_loss)
         value = value.detach()  # advantages below are over V as it was before its step
 
         # the VAE reconstructs logged actions of positive advantage
         with torch.no_grad():
-            logged_q = self.critic.at(batch.state_actions, members=slice(1)).q[:, 0]
+            logged_q = self.critic.at(batch.state_actions, members=slice(1)).q.squeeze(1)
         positive = logged_q > value
         reconstruction = self.vae(batch.observations, batch.actions, self._latent_noise("vae_latent", batch))
         squared_error = (reconstruction.actions - batch.actions).square().mean(2)
         reconstruction_loss = config.reconstruction_weight * (positive * squared_error).mean(1)
         kl = reconstruction.kl()
-        self.optimizers["vae"].step((reconstruction_loss + config.kl_weight * kl).sum())
+        self.optimizers["vae"].step(reconstruction_loss + config.kl_weight * kl)
 
         if self.phase(step):
             actions = self.actor(batch.observations)
@@ -207,7 +207,7 @@ class A2PR(TD3):
         with torch.set_grad_enabled(not self.config.detach_target):
             proposal = self.vae(batch.observations, actions, self._latent_noise("vae_proposal", batch)).actions
         with torch.no_grad():
-            proposal_q = self.critic(batch.observations, proposal, members=slice(1)).q[:, 0]
+            proposal_q = self.critic(batch.observations, proposal, members=slice(1)).q.squeeze(1)
         augmented = proposal_q >= logged_q
         cloned = (proposal_q >= value) | (logged_q > value)
         return torch.where(augmented.unsqueeze(2), proposal, batch.actions), augmented, cloned

@@ -56,5 +56,5 @@ class BC(Algorithm):
             loss = (self.actor(batch.observations) - batch.actions).square().mean((1, 2))
         else:
             loss = -self.actor(batch.observations).log_prob(batch.actions).mean(1)
-        self.optimizers["actor"].step(loss.sum())
+        self.optimizers["actor"].step(loss)
         return {"actor_loss": loss.detach()}

@@ -198,7 +198,7 @@ class BPPO(Algorithm):
         penalty = self.plugins.critic_penalty(
             CriticStep(batch, self.critic, self.target_critic, output, next_actions, td_loss)
         )
-        self.optimizers["critic"].step((td_loss + penalty).sum())
+        self.optimizers["critic"].step(td_loss + penalty)
         if moves_target:
             self.polyak.step()
         return {"critic_loss": td_loss.detach().sum(1), "q": q.detach().mean((1, 2))}
@@ -208,12 +208,12 @@ class BPPO(Algorithm):
         assert batch.rows is not None
         value = self._value_of(self.value(batch.observations))
         loss = (value - self.returns[batch.rows]).square().mean(1)
-        self.optimizers["value"].step(loss.sum())
+        self.optimizers["value"].step(loss)
         return {"value_loss": loss.detach(), "v": value.detach().mean(1)}
 
     def _clone(self, batch: Batch) -> Metrics:
         loss = -self.old_actor(batch.observations).log_prob(batch.actions).mean(1)
-        self.optimizers["old_actor"].step(loss.sum())
+        self.optimizers["old_actor"].step(loss)
         return {"actor_loss": loss.detach()}
 
     def _improve(self, batch: Batch) -> Metrics:
@@ -222,14 +222,14 @@ class BPPO(Algorithm):
         with torch.no_grad():
             old: Gaussian = self.old_actor(batch.observations)
             actions, _ = old.sample(self.streams.normal("old_action", *batch.actions.shape[1:]))
-            q = self._value_of(self.critic(batch.observations, actions).q[:, 0])
+            q = self._value_of(self.critic(batch.observations, actions).q.squeeze(1))
             advantage = q - self._value_of(self.value(batch.observations))
             weighted = weighted_advantage(advantage, config.omega)
         policy: Gaussian = self.actor(batch.observations)
         ratio = (policy.log_prob(actions) - old.log_prob(actions)).exp()
         surrogate = torch.minimum(ratio * weighted, ratio.clamp(1 - clip, 1 + clip) * weighted)
         loss = -(surrogate + config.entropy_weight * policy.entropy()).mean(1)
-        self.optimizers["actor"].step(loss.sum(), lr_factor)
+        self.optimizers["actor"].step(loss, lr_factor)
         if config.acceptance == "offline_q":
             self._judge(self._expected_q(self.actor))
         else:
@@ -297,7 +297,7 @@ class BPPO(Algorithm):
     def _expected_q(self, policy: TanhHeadGaussianPolicy) -> Tensor:
         """Mean Q(s, π(s)) of the mean actions over the judged states, [R]."""
         actions = policy(self.judged_states).mean
-        return self._value_of(self.critic(self.judged_states, actions).q[:, 0]).mean(1)
+        return self._value_of(self.critic(self.judged_states, actions).q.squeeze(1)).mean(1)
 
     def _value_of(self, output: Tensor) -> Tensor:
         return output.relu() if self.config.output_relu else output

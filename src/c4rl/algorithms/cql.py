@@ -200,13 +200,13 @@ class CQL(Algorithm):
             CriticStep(batch, self.critic, self.target_critic, output, next_actions, td_loss)
         )
 
-        self.optimizers["actor"].step((actor_loss + term).sum())
-        self.optimizers["critic"].step((td_loss + conservative + penalty).sum())
+        self.optimizers["actor"].step(actor_loss + term)
+        self.optimizers["critic"].step(td_loss + conservative + penalty)
         if config.entropy == "automatic":
             shortfall = (log_prob.detach() - batch.actions.shape[-1]).mean(1)  # log π + H̄ with H̄ = -|A|
-            self.optimizers["temperature"].step(-(self.temperature.log * shortfall).sum())
+            self.optimizers["temperature"].step(-self.temperature.log * shortfall)
         if config.lagrange != "none":
-            self.optimizers["multiplier"].step(dual_loss.sum())
+            self.optimizers["multiplier"].step(dual_loss)
         self.polyak.step()
 
         return {

@@ -161,15 +161,17 @@ class DOGE(TD3):
             with torch.no_grad():
                 negatives = self._negative_actions(batch)
                 distances = (negatives - batch.actions.unsqueeze(2)).norm(dim=3)  # [R, B, N]
-            distance_loss = (self.distance(batch.observations, negatives).q[:, 0] - distances).square().mean((1, 2))
-            self.optimizers["distance"].step(distance_loss.sum())
+            distance_loss = (
+                (self.distance(batch.observations, negatives).q.squeeze(1) - distances).square().mean((1, 2))
+            )
+            self.optimizers["distance"].step(distance_loss)
             self._last["distance_loss"].copy_(distance_loss.detach())
 
         if updates_actor:
             actions = self.actor(batch.observations)
             with torch.no_grad():
-                logged = self.distance.at(batch.state_actions).q[:, 0]
-            excess = (self.distance(batch.observations, actions, frozen=True).q[:, 0] - logged).mean(1)  # Δ, [R]
+                logged = self.distance.at(batch.state_actions).q.squeeze(1)
+            excess = (self.distance(batch.observations, actions, frozen=True).q.squeeze(1) - logged).mean(1)  # Δ, [R]
             violation = excess - config.distance_threshold
             # dual ascent in proportion to λ itself, just before the actor sees it
             ascended = self.multiplier * (1 + config.multiplier_lr * violation.detach())

@@ -148,7 +148,7 @@ class IQL(Algorithm):
         # V: an upper expectile of Q̄ over logged actions
         value = self.value(batch.observations)
         value_loss = expectile_loss(target_q - value, config.expectile).mean(1)
-        self.optimizers["value"].step(value_loss.sum())
+        self.optimizers["value"].step(value_loss)
 
         # actor: clone logged actions by their advantage over the new V
         with torch.no_grad():
@@ -157,7 +157,7 @@ class IQL(Algorithm):
         actions, log_prob, distribution, distance = self._policy_at(batch)
         actor_loss = (weight * distance).mean(1)
         term = self.plugins.actor_term(ActorStep(batch, self.critic, actions, log_prob, distribution))
-        self.optimizers["actor"].step((actor_loss + term).sum(), self._actor_factor())
+        self.optimizers["actor"].step(actor_loss + term, self._actor_factor())
 
         # critics: TD on the new V; no action is chosen anywhere
         with torch.no_grad():
@@ -165,7 +165,7 @@ class IQL(Algorithm):
         output = self.critic.at(batch.state_actions)
         td_loss = (output.q - y.unsqueeze(1)).square().mean(2)  # [R, M]
         penalty = self.plugins.critic_penalty(self._critic_step(batch, output, td_loss))
-        self.optimizers["critic"].step((td_loss + penalty).sum())
+        self.optimizers["critic"].step(td_loss + penalty)
         self.polyak.step()
 
         return {

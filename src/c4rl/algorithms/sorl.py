@@ -141,7 +141,7 @@ class SORL(Algorithm):
         with torch.no_grad():
             q = self.target_critic.at(batch.state_actions).q.amin(1)
         value_loss = expectile_loss(q - self.value(batch.observations), config.expectile).mean(1)
-        self.optimizers["value"].step(value_loss.sum())
+        self.optimizers["value"].step(value_loss)
 
         # style policies: posterior- and advantage-weighted regression
         with torch.no_grad():
@@ -151,7 +151,7 @@ class SORL(Algorithm):
         actor_loss = -(posteriors * weights.unsqueeze(2) * policies.log_prob(batch.actions)).sum(2).mean(1)
         actions = (posteriors.unsqueeze(3) * policies.mean).sum(2)  # what the row's own styles would do
         term = self.plugins.actor_term(ActorStep(batch, self.critic, actions, None, None))
-        self.optimizers["actor"].step((actor_loss + term).sum(), self._actor_factor())
+        self.optimizers["actor"].step(actor_loss + term, self._actor_factor())
 
         # Q: one-step backup of V, without any next action; a penalty on (s', a') is shown the logged one, where it is
         with torch.no_grad():
@@ -163,7 +163,7 @@ class SORL(Algorithm):
         penalty = self.plugins.critic_penalty(
             CriticStep(shown, self.critic, self.target_critic, output, next_actions, td_loss)
         )
-        self.optimizers["critic"].step((td_loss + penalty).sum())
+        self.optimizers["critic"].step(td_loss + penalty)
         self.polyak.step()
 
         self._score(batch, posteriors, advantage, policies)

@@ -83,17 +83,17 @@ class TD3(Algorithm):
         penalty = self.plugins.critic_penalty(
             CriticStep(batch, self.critic, self.target_critic, output, next_actions, td_loss)
         )
-        self.optimizers["critic"].step((td_loss + penalty).sum())
+        self.optimizers["critic"].step(td_loss + penalty)
         return output, td_loss.detach()
 
     def scaled_q(self, batch: Batch, actions: Tensor) -> Tensor:
         """α E[Q1(s, π(s))] / E|Q1(s, π(s))|, the divisor without gradient, [R]."""
-        q = self.critic(batch.observations, actions, members=slice(1), frozen=True).q[:, 0]
+        q = self.critic(batch.observations, actions, members=slice(1), frozen=True).q.squeeze(1)
         return self.config.alpha / q.detach().abs().mean(1) * q.mean(1)
 
     def actor_step(self, batch: Batch, actions: Tensor, loss: Tensor) -> None:
         """One step on the actor's loss [R] and what plug-ins add; then both targets move."""
         term = self.plugins.actor_term(ActorStep(batch, self.critic, actions, None, None))
-        self.optimizers["actor"].step((loss + term).sum())
+        self.optimizers["actor"].step(loss + term)
         for polyak in self.polyak:
             polyak.step()

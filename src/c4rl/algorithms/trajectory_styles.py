@@ -177,7 +177,7 @@ class TrajectoryStyles:
         assert batch.rows is not None
         log_prob = self.policies(batch.observations).log_prob(batch.actions)
         loss = -(self.of(batch.rows) * log_prob).sum(2).mean(1)
-        self.optimizer.step(loss.sum())
+        self.optimizer.step(loss)
         return loss.detach()
 
     @torch.no_grad()

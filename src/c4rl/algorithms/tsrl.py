@@ -198,7 +198,7 @@ class TSRL(Algorithm):
         )
         if with_encoder_ode:
             loss = loss + config.encoder_ode_weight * losses.encoder_ode
-        self.optimizers["dynamics"].step(loss.sum())
+        self.optimizers["dynamics"].step(loss)
         return {
             "dynamics_loss": loss.detach(),
             "dynamics_reconstruction": losses.reconstruction.detach(),
@@ -258,7 +258,7 @@ class TSRL(Algorithm):
         penalty = self.plugins.critic_penalty(
             CriticStep(latent, self.critic, self.target_critic, output, backup, td_loss)
         )
-        self.optimizers["critic"].step((td_loss + penalty).sum())
+        self.optimizers["critic"].step(td_loss + penalty)
 
         if with_actor:
             both = torch.cat([batch.observations, batch.next_observations], dim=1)
@@ -278,7 +278,7 @@ class TSRL(Algorithm):
                 config.latent_cloning * cloning + config.policy_symmetry * asymmetry - scale * mean_over(q, weights)
             )
             term = self.plugins.actor_term(ActorStep(batch, self.critic, actions, None, None))
-            self.optimizers["actor"].step((actor_loss + term).sum())
+            self.optimizers["actor"].step(actor_loss + term)
             for polyak in self.polyak:
                 polyak.step()
             report = torch.stack([actor_loss, cloning, asymmetry, trusted.mean(1)], dim=1)

@@ -133,9 +133,8 @@ class C4(Plugin):
             weighted = weight * size
         else:
             weighted = per_row(config.lambda_) * size
-        with torch.no_grad():
-            self._penalty.copy_(weighted.sum(1))
-            self._share.copy_(weighted.sum(1) / td_loss.sum(1).clamp_min(1e-12))
+        torch.sum(weighted.detach(), 1, out=self._penalty)
+        torch.div(self._penalty, td_loss.sum(1).clamp_min(1e-12), out=self._share)
         return weighted
 
     def actor_term(self, step: ActorStep) -> Tensor | None:

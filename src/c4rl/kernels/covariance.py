@@ -1,5 +1,6 @@
 """||C||_F^2 + beta (tr C)^2 of C = Cov(g', g), forwards and backwards in a handful of launches."""
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -32,19 +33,42 @@ def _centre_kernel(
 
 
 @triton.jit
-def _size_kernel(C, SUMS, width, BLOCK: tl.constexpr, ROWS: tl.constexpr):
-    """Of ROWS rows of C: the sum of squares, and of the diagonal."""
-    part, b = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    i, j = part * ROWS + tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
-    c = tl.load(C + (b * width + i) * width + j, mask=(i < width) & (j < width), other=0.0)
-    place = (b * tl.num_programs(0) + part) * 2
-    tl.store(SUMS + place, tl.sum(tl.sum(c * c, axis=1), axis=0))
-    tl.store(SUMS + place + 1, tl.sum(tl.sum(tl.where(i == j, c, 0.0), axis=1), axis=0))
+def _size_kernel(C, BETA, VALUE, TRACE, width, members, beta_run, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """||C||_F^2 + beta (tr C)^2 and tr C of one matrix, ROWS rows at a time."""
+    b = tl.program_id(0).to(tl.int64)
+    j = tl.arange(0, BLOCK)[None, :]
+    squares = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
+    diagonal = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
+    for start in range(0, width, ROWS):
+        i = start + tl.arange(0, ROWS)[:, None]
+        c = tl.load(C + (b * width + i) * width + j, mask=(i < width) & (j < width), other=0.0)
+        squares += c * c
+        diagonal += tl.where(i == j, c, 0.0)
+    trace = tl.sum(tl.sum(diagonal, axis=1), axis=0)
+    beta = tl.load(BETA + (b // members) * beta_run)
+    tl.store(VALUE + b, tl.sum(tl.sum(squares, axis=1), axis=0) + beta * trace * trace)
+    tl.store(TRACE + b, trace)
+
+
+@triton.jit
+def _gradient_kernel(
+    C, GRADIENT, BETA, TRACE, DC, width, members, gradient_run, gradient_member, beta_run, BLOCK: tl.constexpr
+):
+    """dC = 2 gradient (C + beta tr(C) I), BLOCK numbers of it."""
+    b = tl.program_id(1).to(tl.int64)
+    e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = e < width * width
+    c = tl.load(C + b * width * width + e, mask=inside, other=0.0)
+    run, member = b // members, b % members
+    gradient = tl.load(GRADIENT + run * gradient_run + member * gradient_member)
+    on_diagonal = tl.load(BETA + run * beta_run) * tl.load(TRACE + b)
+    c += tl.where(e // width == e % width, on_diagonal, 0.0)
+    tl.store(DC + b * width * width + e, 2.0 * gradient * c, mask=inside)
 
 
 class _Penalty(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, g_next: Tensor, g: Tensor, valid: Tensor, beta: float | Tensor) -> Tensor:
+    def forward(ctx: Any, g_next: Tensor, g: Tensor, valid: Tensor, beta: Tensor) -> Tensor:
         runs, members, rows, width = g.shape
         x, y = torch.empty_like(g), torch.empty_like(g)
         _centre_kernel[(triton.cdiv(width, TILE), runs * members)](
@@ -52,23 +76,34 @@ class _Penalty(torch.autograd.Function):
             num_warps=8,
         )  # fmt: skip
         C = torch.matmul(x.mT, y)
-        parts = triton.cdiv(width, 16)
-        sums = torch.empty(runs, members, parts, 2, device=g.device)
-        _size_kernel[(parts, runs * members)](C, sums, width, triton.next_power_of_2(width), 16)
-        size, trace = sums.sum(2).unbind(-1)
-        ctx.save_for_backward(x, C, trace)
-        ctx.beta = beta
-        return size + beta * trace.square()
+        value, trace = (torch.empty(runs, members, device=g.device) for _ in range(2))
+        block = triton.next_power_of_2(width)
+        _size_kernel[(runs * members,)](
+            C, beta, value, trace, width, members, beta.stride(0), block, max(1, 4096 // block), num_warps=8
+        )
+        ctx.save_for_backward(x, C, trace, beta)
+        return value
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        x, C, trace = ctx.saved_tensors
-        twice = (2 * gradient)[..., None, None]
-        dC = C * twice
-        dC.diagonal(dim1=-2, dim2=-1).add_((2 * ctx.beta * gradient * trace).unsqueeze(-1))
+        x, C, trace, beta = ctx.saved_tensors
+        members, width = C.shape[1:3]
+        dC = torch.empty_like(C)
+        _gradient_kernel[(triton.cdiv(width * width, 1024), trace.numel())](
+            C, gradient, beta, trace, dC, width, members, *gradient.stride(), beta.stride(0), 1024
+        )
         return None, x @ dC, None, None
 
 
 def penalty(g_next: Tensor, g: Tensor, valid: Tensor, beta: float | Tensor) -> Tensor:
     """g', g: [R, M, B, m]; valid: [R, 1, B] of 0 and 1; beta: a number or [R, 1]. Gives [R, M]; no gradient into g'."""
-    return _Penalty.apply(g_next.contiguous(), g.contiguous(), valid.squeeze(1).float(), beta)
+    if not isinstance(beta, Tensor):
+        beta = _constant(beta, g.device)
+    per_run = beta.reshape(-1).expand(len(g))
+    return _Penalty.apply(g_next.contiguous(), g.contiguous(), valid.squeeze(1).float(), per_run)
+
+
+@cache
+def _constant(value: float, device: torch.device) -> Tensor:
+    """Made once, so that no graph has to fill it."""
+    return torch.tensor(value, device=device)

@@ -144,7 +144,7 @@ class _StackedMLP(torch.autograd.Function):
             keep(0, x, dz)
             if needs[0]:
                 dx = linear(dz, layers.weights[0], transposed=True)
-                dx = dx.sum(1) if x.dim() == 3 else dx
+                dx = _over_members(dx) if x.dim() == 3 else dx
         else:
             width, drawn = x.shape[-1], actions.shape[-2] // x.shape[-2]
             per_state = dz.unflatten(2, (-1, drawn)).sum(3) if needs[0] or trains else dz
@@ -153,12 +153,17 @@ class _StackedMLP(torch.autograd.Function):
                 of_actions, _ = weight_gradient(actions, dz, bias=False)
                 weights[0] = torch.cat([of_states, of_actions], dim=2)
             if needs[0]:
-                dx = linear(per_state, layers.weights[0][:, :, :width], transposed=True).sum(1)
+                dx = _over_members(linear(per_state, layers.weights[0][:, :, :width], transposed=True))
             if needs[1]:
-                dactions = linear(dz, layers.weights[0][:, :, width:], transposed=True).sum(1)
+                dactions = _over_members(linear(dz, layers.weights[0][:, :, width:], transposed=True))
         if held:
             main.wait_stream(aside)
         return dx, dactions, None, None, *weights, *biases, *gains, *shifts
+
+
+def _over_members(x: Tensor) -> Tensor:
+    """Their sum, [R, M, ...] -> [R, ...]."""
+    return x.sum(1) if x.shape[1] > 1 else x.squeeze(1)
 
 
 def stacked_mlp(x: Tensor, actions: Tensor | None, layers: Layers, epsilon: float) -> tuple[Tensor, list[Tensor]]:

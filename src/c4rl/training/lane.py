@@ -10,7 +10,7 @@ from torch import Tensor
 from c4rl.algorithms.algorithm import Algorithm
 from c4rl.c4.monitor import CrossCovarianceMonitor
 from c4rl.config import TrainConfig
-from c4rl.kernels import kernels, products
+from c4rl.kernels import fused, kernels, products
 from c4rl.networks import Stack
 from c4rl.numpy_policy import NumpyPolicy
 from c4rl.plugins import Plugin, Plugins
@@ -114,8 +114,13 @@ class Lane:
             self._metrics[self.stage] = sorted(metrics), torch.zeros_like(torch.stack(list(metrics.values())))
         names, sums = self._metrics[self.stage]
         values = torch.stack([metrics[name] for name in names])  # [metrics, R]
-        sums += values
-        self._note_failures(values)
+        if fused(values):
+            from c4rl.kernels.metrics import add_metrics  # needs Triton
+
+            add_metrics(values, sums, self.failed_at, self.step)
+        else:
+            sums += values
+            self._note_failures(values)
 
     def _note_failures(self, values: Tensor) -> None:
         """values [..., R]: runs with a number that is not finite failed at this update, if not before."""

@@ -36,7 +36,7 @@ def _per_parameter(values: Tensor, parameters: list[nn.Parameter]) -> Tensor:
 
 
 class FlatAdam:
-    """Adam on one module of a stack. `step(loss)` takes the loss summed over runs.
+    """Adam on one module of a stack. `step(losses)` takes the losses of runs, or of their networks: their sum counts.
 
     lr: one step size, or one per run [R]. clip_norm: each run's gradient is shortened to at most this length.
     """
@@ -49,12 +49,14 @@ class FlatAdam:
         self.gradient, self.first, self.second = (torch.zeros_like(self.flat) for _ in range(3))
         self.count = torch.zeros((), dtype=torch.float32, device=self.flat.device)
         self._gradient_views = views_like(self.gradient, self.parameters)
+        self._one = torch.ones_like(self.flat[0])
         if isinstance(lr, Tensor):  # of every parameter
             self._flat_lr = _per_parameter(lr, self.parameters)
 
-    def step(self, loss: Tensor, factor: Tensor | float = 1.0) -> None:
+    def step(self, losses: Tensor, factor: Tensor | float = 1.0) -> None:
         """factor: of the step size, for schedules; a scalar tensor (a captured graph would keep a number)."""
-        torch._foreach_copy_(self._gradient_views, torch.autograd.grad(loss, self.parameters))
+        gradients = torch.autograd.grad(losses, self.parameters, self._one.expand_as(losses))
+        torch._foreach_copy_(self._gradient_views, gradients)
         if self.clip_norm is not None:
             self._clip(self.clip_norm)
         lr = self._flat_lr if isinstance(self.lr, Tensor) else self.lr
