@@ -16,9 +16,10 @@ def test_each_measurement_is_a_row_on_the_screen_and_in_the_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "speed.json"
-    assert speed(("bc", "td3_bc"), ("none", "c4-proxy"), (1, 2), rows=300, seconds=0.01, device="cpu", json=file) == 0
+    small = {"rows": 300, "hidden_layers": 2, "hidden_width": 16}
+    assert speed(("bc", "td3_bc"), ("none", "c4-proxy"), (1, 2), seconds=0.01, device="cpu", json=file, **small) == 0
     found = json.loads(file.read_text())
-    assert found["shape"]["rows"] == 300
+    assert found["shape"] == {"observation_dim": 17, "action_dim": 6} | small
     keys = [(r["algorithm"], r["plugins"], r["runs"]) for r in found["results"]]
     assert keys == [("bc", "none", 1), ("bc", "none", 2)] + [
         ("td3_bc", plugin, runs) for plugin in ("none", "c4-proxy") for runs in (1, 2)

@@ -53,6 +53,8 @@ def speed(
     rows: int = 10_000,
     observation_dim: int = 17,
     action_dim: int = 6,
+    hidden_layers: int | None = None,
+    hidden_width: int | None = None,
     seconds: float = 5.0,
     device: str = "auto",
     threads: int | None = None,
@@ -69,6 +71,8 @@ def speed(
         rows: rows of data.
         observation_dim: width of an observation.
         action_dim: width of an action.
+        hidden_layers: of networks, instead of each algorithm's own number.
+        hidden_width: likewise, units of a layer.
         seconds: how long each measurement lasts.
         device: auto, cpu, cuda or cuda:N.
         threads: CPU threads; default all cores.
@@ -87,6 +91,8 @@ def speed(
     name = torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else platform.machine()
     where = {"device": chosen.type, "name": name, "threads": torch.get_num_threads(), "peak_flops": peak}
     shape = {"rows": rows, "observation_dim": observation_dim, "action_dim": action_dim}
+    given = {"hidden_layers": hidden_layers, "hidden_width": hidden_width}
+    networks: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     results: list[dict[str, Any]] = []
     flops: dict[tuple[str, Variant, int], float] = {}  # of one run's update
     for algorithm in algorithms:
@@ -96,6 +102,7 @@ def speed(
             if not _wanted(mode, modes, algorithm, count, chosen):
                 continue
             config = bench_config(algorithm, variant, count, *MODES[mode])
+            config = replace(config, options=replace(config.options, **networks))
             for index, stage in enumerate(algorithm_class(algorithm).plan(config.options, config.updates)):
                 result = _measure_one(config, data, chosen, seconds, index)
                 if peak is not None and (algorithm, variant, index) not in flops:
@@ -109,7 +116,7 @@ def speed(
                 results.append(what | result)
                 print(_line(columns, [column.cell(results[-1]) for column in columns]), flush=True)
                 if json is not None:  # each time: an interrupted measurement keeps what it has
-                    write_json(json, {"shape": shape, "machine": where | versions(), "results": results})
+                    write_json(json, {"shape": shape | networks, "machine": where | versions(), "results": results})
     return 0
 
 

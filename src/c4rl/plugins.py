@@ -71,6 +71,11 @@ class Plugin:
         """[R, M], added to each head's own loss."""
         return None
 
+    @property
+    def has_actor_term(self) -> bool:
+        """Whether there is one: without, nobody looks at an ActorStep."""
+        return False
+
     def actor_term(self, step: ActorStep) -> Tensor | None:
         """[R], added to the actor's loss."""
         return None
@@ -123,6 +128,10 @@ class Plugins:
     def critic_penalty(self, step: CriticStep) -> Tensor | float:
         terms = [term for plugin in self.all if (term := plugin.critic_penalty(step)) is not None]
         return sum(terms[1:], start=terms[0]) if terms else 0.0
+
+    @property
+    def have_actor_term(self) -> bool:
+        return any(plugin.has_actor_term for plugin in self.all)
 
     def actor_term(self, step: ActorStep) -> Tensor | float:
         terms = [term for plugin in self.all if (term := plugin.actor_term(step)) is not None]

@@ -14,7 +14,7 @@ from c4rl.plugins import ActorStep, CriticStep, Plugins
 from c4rl.policies import DeterministicPolicy, Gaussian, TanhMeanGaussianPolicy, dropout_masks
 from c4rl.random import Streams
 from c4rl.training.buffer import Batch
-from c4rl.training.optimizer import FlatAdam, Polyak, cosine_factor
+from c4rl.training.optimizer import CosineSchedule, FlatAdam, Polyak
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,7 @@ class IQL(Algorithm):
             "critic": FlatAdam(self.critic, config.critic_lr),
         }
         self.polyak = Polyak(self.optimizers["critic"], self.target_critic, config.tau)
+        self._schedule = CosineSchedule(stack.updates, stack.device)
 
     @classmethod
     def policy_has_density(cls, config: Any) -> bool:
@@ -185,14 +186,17 @@ class IQL(Algorithm):
             actions = self.actor(batch.observations, masks)
             return actions, None, None, (actions - batch.actions).square().sum(2)
         distribution: Gaussian = self.actor(batch.observations, masks)
-        actions, log_prob = distribution.sample(self.streams.normal("actor_action", *batch.actions.shape[1:]))
-        return actions, log_prob, distribution, -distribution.log_prob(batch.actions)
+        distance = -distribution.log_prob(batch.actions)
+        if not self.plugins.have_actor_term:  # actions of its own are for plug-ins alone
+            return distribution.mean, None, distribution, distance
+        noise = self.streams.normal("actor_action", *batch.actions.shape[1:])
+        return *distribution.sample(noise), distribution, distance
 
     def _actor_factor(self) -> Tensor | float:
         """Of the actor's step size: from 1 at the first update to 0 after the last."""
         if self.config.actor_schedule == "constant":
             return 1.0
-        return cosine_factor(self.streams.step, self.stack.updates)
+        return self._schedule.at(self.streams.step)
 
     def _critic_step(self, batch: Batch, output: CriticOutput, td_loss: Tensor) -> CriticStep:
         """The critic update as a penalty sees it: the next action is the logged one, as the target has none."""

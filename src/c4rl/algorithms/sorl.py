@@ -22,7 +22,7 @@ from c4rl.networks import Critic, Stack, Value, per_row
 from c4rl.plugins import ActorStep, CriticStep, Plugins
 from c4rl.random import Streams
 from c4rl.training.buffer import Batch, TransitionBuffer
-from c4rl.training.optimizer import FlatAdam, Polyak, cosine_factor
+from c4rl.training.optimizer import CosineSchedule, FlatAdam, Polyak
 
 MOST_WEIGHT = 100.0  # clip of exp(A/λ)
 SCORE_STEP = 0.01  # a style's score is an average over about the last hundred batches,
@@ -104,6 +104,7 @@ class SORL(Algorithm):
             "value": FlatAdam(self.value, config.critic_lr),
         }
         self.polyak = Polyak(self.optimizers["critic"], self.target_critic, config.tau)
+        self._schedule = CosineSchedule(self.stages[1].updates, stack.device)
         # averages of Σ p̂_i x and of Σ p̂_i, whose ratio is a style's score, [R, 2, m]
         shape = (stack.runs, 2, config.styles)
         self._score_sums = torch.zeros(shape, device=stack.device, dtype=stack.dtype)
@@ -222,7 +223,7 @@ class SORL(Algorithm):
         """Of the style policies' step size: from 1 at the first update of their stage to 0 after the last."""
         if self.config.actor_schedule == "constant":
             return 1.0
-        return cosine_factor(self.streams.step, self.stages[1].updates, before=self.stages[0].updates)
+        return self._schedule.at(self.streams.step, before=self.stages[0].updates)
 
     def state(self) -> dict[str, Tensor]:
         styles = {f"styles.{name}": tensor for name, tensor in self.styles.state().items()}

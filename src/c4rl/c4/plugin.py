@@ -137,6 +137,10 @@ class C4(Plugin):
         torch.div(self._penalty, td_loss.sum(1).clamp_min(1e-12), out=self._share)
         return weighted
 
+    @property
+    def has_actor_term(self) -> bool:
+        return self.divergence is not None
+
     def actor_term(self, step: ActorStep) -> Tensor | None:
         return self.divergence(step, self.streams) if self.divergence is not None else None
 

@@ -114,13 +114,19 @@ class FlatAdam:
         return out
 
 
-def cosine_factor(step: Tensor, updates: int, before: int = 0) -> Tensor:
-    """Of a step size that falls from 1 at the first of so many updates to 0 after the last; `before`: earlier ones.
+class CosineSchedule:
+    """The factor of a step size that falls from 1 at the first of so many updates to 0 after the last.
 
-    step: int64 scalar, of the update at hand. Gives a float32, the only type that PyTorch's Adam takes.
+    A table, so that looking a factor up takes an update little; of float32, the only type that PyTorch's Adam takes.
     """
-    done = ((step - 1 - before).double() / updates).clamp(0, 1)
-    return (0.5 * (1 + torch.cos(math.pi * done))).float()
+
+    def __init__(self, updates: int, device: torch.device) -> None:
+        done = torch.arange(updates + 1, dtype=torch.float64, device=device) / updates
+        self.factors = (0.5 * (1 + torch.cos(math.pi * done))).float()
+
+    def at(self, step: Tensor, before: int = 0) -> Tensor:
+        """step: int64 scalar, of the update at hand; `before`: updates of earlier stages."""
+        return self.factors.take((step - (1 + before)).clamp(0, len(self.factors) - 1))
 
 
 class Polyak:
