@@ -55,6 +55,7 @@ def speed(
     action_dim: int = 6,
     hidden_layers: int | None = None,
     hidden_width: int | None = None,
+    precision: Literal["fp32", "tf32", "bf16x3", "bf16x6"] = "fp32",
     seconds: float = 5.0,
     device: str = "auto",
     threads: int | None = None,
@@ -73,6 +74,7 @@ def speed(
         action_dim: width of an action.
         hidden_layers: of networks, instead of each algorithm's own number.
         hidden_width: likewise, units of a layer.
+        precision: of matrix products on a GPU, also of kinds that are not offered for training.
         seconds: how long each measurement lasts.
         device: auto, cpu, cuda or cuda:N.
         threads: CPU threads; default all cores.
@@ -86,10 +88,16 @@ def speed(
     data = made_up_dataset(rows, observation_dim, action_dim)
     peak = peak_flops(chosen)
     columns = [c for c in COLUMNS if chosen.type == "cuda" or c.on_cpu]
-    print(f"updates per second on {chosen.type}, {rows:,} rows, {observation_dim} + {action_dim} numbers")
+    print(f"updates per second on {chosen.type}, {precision}, {rows:,} rows, {observation_dim} + {action_dim} numbers")
     print(_line(columns, [column.heading for column in columns]))
     name = torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else platform.machine()
-    where = {"device": chosen.type, "name": name, "threads": torch.get_num_threads(), "peak_flops": peak}
+    where = {
+        "device": chosen.type,
+        "name": name,
+        "threads": torch.get_num_threads(),
+        "precision": precision,
+        "peak_flops": peak,
+    }
     shape = {"rows": rows, "observation_dim": observation_dim, "action_dim": action_dim}
     given = {"hidden_layers": hidden_layers, "hidden_width": hidden_width}
     networks: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -104,7 +112,7 @@ def speed(
             config = bench_config(algorithm, variant, count, *MODES[mode])
             config = replace(config, options=replace(config.options, **networks))
             for index, stage in enumerate(algorithm_class(algorithm).plan(config.options, config.updates)):
-                result = _measure_one(config, data, chosen, seconds, index)
+                result = _measure_one(config, data, chosen, seconds, index, precision)
                 if peak is not None and (algorithm, variant, index) not in flops:
                     flops[algorithm, variant, index] = update_flops(config, data, index)
                 counted = flops.get((algorithm, variant, index))
@@ -210,13 +218,13 @@ def bench_config(
 
 
 def _measure_one(
-    config: TrainConfig, data: Dataset, device: torch.device, seconds: float, stage: int
+    config: TrainConfig, data: Dataset, device: torch.device, seconds: float, stage: int, precision: str
 ) -> dict[str, Any]:
     """Rates with the refreshes that fall into the time, and what share of it they took."""
     if device.type == "cuda":
         gc.collect()  # what was measured before
         torch.cuda.reset_peak_memory_stats(device)
-    update, refresh, period = stepper_parts(config, data, device, stage)
+    update, refresh, period = stepper_parts(config, data, device, stage, precision)
     without = measure(update, seconds, device, warm_up=10)
     share = 0.0
     if period is not None:
@@ -273,7 +281,7 @@ def stepper(config: TrainConfig, data: Dataset, device: torch.device) -> Callabl
 
 
 def stepper_parts(
-    config: TrainConfig, data: Dataset, device: torch.device, stage: int = 0
+    config: TrainConfig, data: Dataset, device: torch.device, stage: int = 0, precision: str = "fp32"
 ) -> tuple[Callable[[], None], Callable[[], None], int | None]:
     """One update of all the job's runs, from a stage's first on; one refresh of their plug-ins; how many updates lie
     between refreshes (None where the stage has none)."""
@@ -282,6 +290,8 @@ def stepper_parts(
     scaling = Scaling(zero(s, np.float32), one(s, np.float32), -one(a, np.float32), one(a, np.float32))
     buffer = TransitionBuffer([(data, scaling)], device)
     lanes = lanes_of(config, buffer, device)
+    for lane in lanes:
+        lane.precision = precision
     stages = lanes[0].algorithm.stages
     periods = [plugin.period for plugin in lanes[0].plugins.all if plugin.period is not None]
     periods = periods if stages[stage].plugged else []
