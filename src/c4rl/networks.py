@@ -123,10 +123,13 @@ class StackedMLP(nn.Module):
             layers = Layers.of([tensor.detach() for tensor in layers.tensors], len(layers.weights))
         return stacked_mlp(x, actions, layers, LAYER_NORM_EPSILON)
 
-    def forward(self, x: Tensor, masks: Sequence[Tensor] | None = None) -> Tensor:
-        """[R, B, in] -> [R, B, out]; for networks of one member. masks: of each hidden layer, for dropout."""
+    def forward(self, x: Tensor, masks: Sequence[Tensor] | None = None, frozen: bool = False) -> Tensor:
+        """[R, B, in] -> [R, B, out]; for networks of one member.
+
+        masks: of each hidden layer, for dropout. frozen: as of a Critic.
+        """
         if masks is None and self.fuses(x):
-            return self.evaluate(x)[0].squeeze(1)
+            return self.evaluate(x, frozen=frozen)[0].squeeze(1)
         last = len(self.weights) - 1
         for layer in range(last):
             x = self.activate(layer, self.linear(layer, x))

@@ -67,12 +67,14 @@ class ConditionalVAE(nn.Module):
         self.encoder = StackedMLP(stack, f"{name}.encoder", (s + a, width, width, 2 * self.latent_dim))
         self.decoder = StackedMLP(stack, f"{name}.decoder", (s + self.latent_dim, width, width, a))
 
-    def forward(self, observations: Tensor, actions: Tensor, noise: Tensor) -> Reconstruction:
-        """Encode, draw z with standard normal noise [R, B, 2a], decode."""
-        mean, log_std = self.encoder(torch.cat([observations, actions], dim=2)).split(self.latent_dim, dim=2)
+    def forward(self, observations: Tensor, actions: Tensor, noise: Tensor, frozen: bool = False) -> Reconstruction:
+        """Encode, draw z with standard normal noise [R, B, 2a], decode. frozen: as of a Critic."""
+        latent = self.encoder(torch.cat([observations, actions], dim=2), frozen=frozen)
+        mean, log_std = latent.split(self.latent_dim, dim=2)
         log_std = log_std.clamp(LOG_STD_MINIMUM, LOG_STD_MAXIMUM)
         z = mean + log_std.exp() * noise
-        return Reconstruction(torch.tanh(self.decoder(torch.cat([observations, z], dim=2))), mean, log_std)
+        decoded = torch.tanh(self.decoder(torch.cat([observations, z], dim=2), frozen=frozen))
+        return Reconstruction(decoded, mean, log_std)
 
 
 _RELEASE = "ltlhuuu/A2PR at f92a2a4"
@@ -205,7 +207,8 @@ class A2PR(TD3):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The action to clone [R, B, a]; whether it is the VAE's; whether it is cloned at all, [R, B] each."""
         with torch.set_grad_enabled(not self.config.detach_target):
-            proposal = self.vae(batch.observations, actions, self._latent_noise("vae_proposal", batch)).actions
+            noise = self._latent_noise("vae_proposal", batch)
+            proposal = self.vae(batch.observations, actions, noise, frozen=True).actions
         with torch.no_grad():
             proposal_q = self.critic(batch.observations, proposal, members=slice(1)).q.squeeze(1)
         augmented = proposal_q >= logged_q
