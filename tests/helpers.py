@@ -62,10 +62,12 @@ def plain_scaling(dataset: Dataset) -> Scaling:
     return Scaling(np.zeros(s, np.float32), np.ones(s, np.float32), dataset.action_low, dataset.action_high)
 
 
-def make_lane(config: TrainConfig, dataset: Dataset | None = None, dtype: torch.dtype = torch.float64) -> Lane:
+def make_lane(
+    config: TrainConfig, dataset: Dataset | None = None, dtype: torch.dtype = torch.float64, states: Any = None
+) -> Lane:
     dataset = dataset or small_dataset()
     buffer = TransitionBuffer([(dataset, plain_scaling(dataset))], CPU, dtype)
-    return Lane(config, list(config.seeds), buffer, CPU, dtype)
+    return Lane(config, list(config.seeds), buffer, CPU, dtype, states)
 
 
 def advance(lane: Lane, updates: int, start: int = 0) -> Lane:

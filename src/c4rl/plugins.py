@@ -61,7 +61,10 @@ class Plugin:
         return data if cls.attach is not Plugin.attach else 0
 
     def attach(self, algorithm: "Algorithm", buffer: TransitionBuffer) -> None:
-        """Called once, after the networks are built and before the first update."""
+        """Called once, after the networks are built."""
+
+    def start(self, algorithm: "Algorithm") -> None:
+        """Called once before the first update of runs that begin; others have their state restored instead."""
 
     def sampler(self) -> Sampler | None:
         """The rows of the batch, instead of uniform ones."""

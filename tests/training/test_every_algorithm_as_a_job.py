@@ -52,12 +52,12 @@ def test_a_job_is_trained_and_scored(algorithm: str, plugins: str, maze_data: Pa
 def test_killed_within_and_between_stages(algorithm: str, plain_data: Path, tmp_path: Path) -> None:
     every = ["--log-every", 10, "--eval-every", 30, "--checkpoint-every", 7]
     data = ["--dataset", plain_data, "--task", "none"]
-    command = ["train", *flags(algorithm, "c4", updates=60), *STEADY, *data, *every]
+    command = ["train", *flags(algorithm, "c4", updates=120), *STEADY, *data, *every]
     assert run(*command, "--output", tmp_path / "undisturbed") == 0
-    total = sum(length for name, length in STAGES[algorithm].items() if name.endswith("_updates")) + 60
+    total = sum(length for name, length in STAGES[algorithm].items() if name.endswith("_updates")) + 120
     chance, kills = random.Random(algorithm), 0
     words = [*command, "--output", tmp_path / "job"]
-    for moment in sorted(chance.sample(range(5, total - 20), 4)):
+    for moment in sorted(chance.sample(range(5, total - 80), 4)):  # the rest is for being noticed in
         process = start(*words)
         if wait_until(process, tmp_path / "job", moment):
             kills += process.poll() is None

@@ -48,10 +48,9 @@ class StyleSampler(Plugin):
         config, stack = self.config, algorithm.stack
         # the EM counts its own steps: the algorithm's random numbers stay those of a run without the plug-in
         step = torch.zeros((), dtype=torch.int64, device=stack.device)
-        streams = Streams(list(stack.seeds), step, stack.dtype)
-        styles = TrajectoryStyles(config, stack, buffer, streams)
-        styles.fit(streams)
-        self.buffer, self.posteriors = buffer, styles.posteriors  # the policies are not needed any more
+        self._streams = Streams(list(stack.seeds), step, stack.dtype)
+        self._styles = TrajectoryStyles(config, stack, buffer, self._streams)
+        self.buffer, self.posteriors = buffer, self._styles.posteriors
         self.tables = ClusterSampler(
             stack.seeds,
             buffer.offsets.tolist(),
@@ -62,6 +61,10 @@ class StyleSampler(Plugin):
         )
         self.period = None if self.tables.holds_all_rows else config.style_period
         self.style = torch.zeros(stack.runs, dtype=torch.int64, device=stack.device)  # z of the batch at hand
+
+    def start(self, algorithm: "Algorithm") -> None:
+        self._styles.fit(self._streams)
+        del self._styles  # its policies are not needed any more
         self._take_up_pool(0)
 
     def sampler(self) -> Sampler:

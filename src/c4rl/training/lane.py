@@ -25,11 +25,15 @@ METRICS = "metrics/"  # in a RunState: sums since the last reading, so that a re
 
 
 def lanes_of(
-    config: TrainConfig, buffer: TransitionBuffer, device: torch.device, runs: Sequence[Run] | None = None
+    config: TrainConfig,
+    buffer: TransitionBuffer,
+    device: torch.device,
+    runs: Sequence[Run] | None = None,
+    states: Mapping[RunKey, RunState] | None = None,
 ) -> "list[Lane]":
-    """All runs of the job, or these; buffer: of the job's prepared data, in their order."""
+    """All runs of the job, or these; buffer: of the job's prepared data, in their order; states: to go on from."""
     together = launches(config, runs_of(config) if runs is None else runs, buffer.dataset_lengths, device)
-    return [Lane(config, some, buffer, device) for some in together]
+    return [Lane(config, some, buffer, device, states=states) for some in together]
 
 
 def _maker(kind: type) -> Any:
@@ -47,8 +51,9 @@ class Lane:
         buffer: TransitionBuffer,
         device: torch.device,
         dtype: torch.dtype = torch.float32,
+        states: Mapping[RunKey, RunState] | None = None,
     ) -> None:
-        """runs: those that `launches` lets share one; a seed stands for a run of a plain job."""
+        """runs: those that `launches` lets share one; a seed stands for a run of a plain job. states: to go on from."""
         self.config, self.runs, self.device = config, as_runs(runs), device
         self.seeds = [run.seed for run in self.runs]
         self.keys: list[RunKey] = [run.key for run in self.runs]
@@ -70,6 +75,8 @@ class Lane:
             self.algorithm.attach(self.buffer)
             for plugin in self.plugins.all:
                 plugin.attach(self.algorithm, self.buffer)
+            for plugin in self.plugins.all if states is None else ():
+                plugin.start(self.algorithm)
         self.sampler, self.uniform_sampler = self.plugins.sampler(self.buffer), UniformSampler(self.buffer)
         self.precision = config.precision  # of updates; refreshes and diagnostics are always float32
         self.stage = 0  # of the last update
@@ -87,6 +94,8 @@ class Lane:
                 static = [plugin for plugin in self.plugins.all if plugin.static_refresh]
             for plugin in static:
                 self._refreshes[plugin] = GraphedCalls(self._refreshes[plugin], self._graphed.pool)
+        if states is not None:
+            self.load(states)
 
     def update(self, step: int) -> None:
         """Update number `step`, from 1."""

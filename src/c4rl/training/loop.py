@@ -238,10 +238,8 @@ class Trainer:
     def _every_lane(self) -> list[Lane]:
         """The lanes, and one for each run that was stopped early, as of its last good state."""
         frozen = [run for run in self.runs if str(run.key) in self.progress.frozen]
-        stopped = [Lane(self.config, [run], self.buffer, self.device) for run in frozen]
-        for lane in stopped:
-            lane.load(self.good.states(lane.keys))
-        return self.lanes + stopped
+        states = self.good.states([run.key for run in frozen]) if frozen else {}
+        return self.lanes + [Lane(self.config, [run], self.buffer, self.device, states=states) for run in frozen]
 
     def _update_of(self, key: RunKey, step: int) -> int:
         """Of the policy that is evaluated at `step`."""
@@ -267,9 +265,7 @@ class Trainer:
             index = self.lanes.index(lane)
             self.lanes.remove(lane)
             if remaining:
-                rebuilt = Lane(self.config, remaining, self.buffer, self.device)
-                rebuilt.load(states)
-                self.lanes.insert(index, rebuilt)
+                self.lanes.insert(index, Lane(self.config, remaining, self.buffer, self.device, states=states))
 
     def _save(self, step: int, forced: bool = False) -> None:
         """A snapshot of every run (those that failed stay as of their last good state) and, if due, a checkpoint."""
@@ -311,9 +307,7 @@ class Trainer:
                     f"expected {began_with[:12]}...)"
                 )
         active = [run for run in self.runs if str(run.key) not in self.progress.frozen]
-        self.lanes = lanes_of(self.config, self.buffer, self.device, active)
-        for lane in self.lanes:
-            lane.load(states)
+        self.lanes = lanes_of(self.config, self.buffer, self.device, active, states)
         pending = self.progress.pending
         lines = self.directory.rewind(self.progress.update, pending)
         forget_pending(self.directory.path, pending)

@@ -29,7 +29,6 @@ def restore(
         names = ", ".join(file_name(one.key) for one in runs_of(config))
         found = "no run named, and they differ in their data or networks" if runs else f"no run '{run}'"
         raise InputError(f"{folder}: found {found}, expected one of {names}")
-    lane = Lane(config, runs, buffer, device)
-    lane.load(states)
+    lane = Lane(config, runs, buffer, device, states=states)
     lane.step.fill_(progress.update)
     return lane, preparations[runs[0].data], config
