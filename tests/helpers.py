@@ -1,5 +1,6 @@
 """Small things that several tests build on."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,20 @@ def small_config(
 
 def small_dataset(rows: int = 200, observation_dim: int = 5, action_dim: int = 2) -> Dataset:
     return made_up_dataset(rows, observation_dim, action_dim)
+
+
+def with_trajectories(data: Dataset, length: int, terminal: bool = False) -> Dataset:
+    """The rows of the data as trajectories of this length, without a next action at their ends."""
+    place = np.arange(len(data))
+    ends = (place % length == length - 1) | (place == len(data) - 1)
+    return replace(
+        data,
+        terminals=ends if terminal else np.zeros(len(data), bool),
+        timeouts=np.zeros(len(data), bool) if terminal else ends,
+        trajectory_ids=(place // length).astype(np.int32),
+        next_actions=data.next_actions * ~ends[:, None],
+        next_action_valid=~ends,
+    )
 
 
 def plain_scaling(dataset: Dataset) -> Scaling:

@@ -18,7 +18,7 @@ from c4rl.errors import InputError
 from c4rl.kernels import OFFERED
 from c4rl.registry import PLUGINS, algorithm_class, plugin_names
 from c4rl.sweeps import Swept, differences, parse_by_dataset, parse_sweep, with_values
-from c4rl.typed_json import from_dict, typed
+from c4rl.typed_json import from_dict, jsonable, typed
 
 CONFIG_VERSION = 1
 PUBLISHED = "published"  # the preset of an algorithm's own publication
@@ -302,15 +302,6 @@ def to_json(config: TrainConfig) -> dict[str, Any]:
     for name in ("dataset", "task"):
         out[name] = out[name][0] if len(out[name]) == 1 else out[name]
     return {"version": CONFIG_VERSION, **jsonable(out)}
-
-
-def jsonable(value: Any) -> Any:
-    """NaN and infinity are not JSON: they become their names."""
-    if isinstance(value, dict):
-        return {name: jsonable(v) for name, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [jsonable(v) for v in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def from_json(data: dict[str, Any], origin: str) -> TrainConfig:

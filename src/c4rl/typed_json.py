@@ -1,6 +1,7 @@
-"""JSON values as the types of a dataclass's fields; what does not fit is named."""
+"""JSON values as the types of a dataclass's fields, where what does not fit is named; and numbers that JSON lacks."""
 
 import dataclasses
+import math
 import types
 from contextlib import suppress
 from pathlib import Path
@@ -50,3 +51,12 @@ def _read(kind: Any, value: Any) -> Any:
     elif kind is Any or (isinstance(kind, type) and type(value) is kind):
         return value
     raise TypeError
+
+
+def jsonable(value: Any) -> Any:
+    """NaN and infinity are not JSON: they become their names."""
+    if isinstance(value, dict):
+        return {name: jsonable(v) for name, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(v) for v in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Normal
 
-from c4rl.algorithms.bppo import BPPO, BPPOConfig, returns_to_go, weighted_advantage
+from c4rl.algorithms.bppo import BPPO, BPPOConfig, weighted_advantage
 from c4rl.config import published_fields
 from c4rl.data.dataset import Dataset
 from c4rl.errors import InputError
@@ -17,6 +17,7 @@ from c4rl.networks import Stack, StackedMLP
 from c4rl.policies import TanhHeadGaussianPolicy
 from c4rl.training.buffer import Batch, Scaling, TransitionBuffer
 from c4rl.training.lane import Lane
+from c4rl.training.returns import returns_to_go
 from tests.helpers import CPU, SMALL, advance, make_lane, plain_scaling, small_config, small_dataset
 
 # the first update of each stage of a small job

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 import c4rl
-from c4rl.c4.monitor import CrossCovarianceMonitor
 from c4rl.c4.plugin import C4, C4Config
 from c4rl.data.dataset import Dataset
 from c4rl.networks import Critic
@@ -301,59 +300,3 @@ def test_c4_knows_no_algorithm(path: Path) -> None:
     """Presets name algorithms, as tables of their settings; nothing that acts reads them."""
     names = "|".join([*ALGORITHMS, *(kind.__name__ for kind in ALGORITHMS.values()), r"td3\+bc", "sac"])
     assert not re.findall(rf"\b({names}|presets?)\b", path.read_text(), re.IGNORECASE)
-
-
-# -- the monitor
-
-KEYS = {f"cross_covariance_trace_{mode}{form}" for mode in ("exact", "proxy") for form in ("", "_normalised")}
-
-
-@each_algorithm
-def test_the_monitor_reports_its_traces_for_any_critic_on_the_same_rows_for_every_seed(algorithm: str) -> None:
-    lanes = {
-        "alone": lane_of(algorithm, None, seeds=(3, 8), monitor=True),
-        "with c4": lane_of(algorithm, C4Config(K=2), seeds=(3, 8)),
-        "another seed": lane_of(algorithm, None, seeds=(8,), monitor=True),
-    }
-    reports = {name: lane.refresh(200) for name, lane in lanes.items()}
-    for name, lane in lanes.items():
-        batch = next(p for p in lane.plugins.all if isinstance(p, CrossCovarianceMonitor)).batch
-        assert torch.equal(batch.state_actions, batch.state_actions[:1].expand_as(batch.state_actions))
-        for seed in lane.seeds:
-            assert reports[name][seed].keys() >= KEYS
-            for key in KEYS:  # the same networks on the same rows: the same numbers, whoever else is there
-                assert reports[name][seed][key] == pytest.approx(reports["alone"][seed][key], rel=1e-9)
-    for seed in (3, 8):
-        assert all(abs(reports["alone"][seed][key]) <= 1 for key in KEYS if key.endswith("normalised"))
-    assert reports["alone"][3] != reports["alone"][8]
-
-
-@each_mode
-def test_the_monitors_numbers_are_numpys_covariance(mode: Any) -> None:
-    lane = lane_of("td3_bc", None, monitor=True)
-    report = advance(lane, 3).refresh(200)[0]
-    batch = next(p for p in lane.plugins.all if isinstance(p, CrossCovarianceMonitor)).batch
-    assert lane.algorithm.critics is not None
-    traces, normalised = [], []
-    for head in range(2):
-        sides = []
-        for network, pairs in zip(lane.algorithm.critics, (batch.state_actions, batch.next_state_actions), strict=True):
-            x = pairs.clone().requires_grad_()
-            output = network.at(x)
-            rows = output.features if mode == "proxy" else torch.autograd.grad(output.q[0, head].sum(), x)[0][:, None]
-            sides.append(rows[0, head if mode == "proxy" else 0].detach().numpy()[batch.next_valid[0].numpy() > 0])
-        g, g_next = sides
-        m = g.shape[1]
-        joint = np.cov(np.concatenate([g_next, g], 1).T)
-        traces.append(np.trace(joint[:m, m:]) / m)
-        normalised.append(np.trace(joint[:m, m:]) / np.sqrt(np.trace(joint[:m, :m]) * np.trace(joint[m:, m:])))
-    assert report[f"cross_covariance_trace_{mode}"] == pytest.approx(np.mean(traces), rel=1e-9)
-    assert report[f"cross_covariance_trace_{mode}_normalised"] == pytest.approx(np.mean(normalised), rel=1e-9)
-
-
-def test_without_a_critic_there_is_nothing_to_monitor() -> None:
-    assert advance(lane_of("bc", None, monitor=True), 1).refresh(200) == {}
-
-
-def test_without_asking_there_is_no_monitor() -> None:
-    assert advance(lane_of("td3_bc", None), 1).refresh(200) == {}

@@ -33,6 +33,7 @@ from c4rl.policies import Gaussian, TanhHeadGaussianPolicy
 from c4rl.random import Streams
 from c4rl.training.buffer import Batch, TransitionBuffer
 from c4rl.training.optimizer import FlatAdam, Polyak
+from c4rl.training.returns import returns_to_go
 
 CRITIC, VALUE, CLONING, IMPROVEMENT = range(4)  # stages
 DECAYED = 201  # improvement updates after which the clip and the step size stay: the original stops at k > 200
@@ -327,24 +328,6 @@ class BPPO(Algorithm):
     def state(self) -> dict[str, Tensor]:
         judged = {"best": self._best, "accepted": self._accepted, "acceptances": self._acceptances}
         return super().state() | judged | {"shows_new": self._shows_new}
-
-
-def returns_to_go(buffer: TransitionBuffer, discount: float) -> Tensor:
-    """G = r + γG' of every row of the buffer, [N] float64; a trajectory's last row has G = r.
-
-    Sums over 1, 2, 4, ... rows of a trajectory: each pass adds to a sum the one that begins where it stops.
-    """
-    rows, ids = buffer.unpack(buffer.packed), buffer.trajectory_ids
-    begins = torch.ones(len(ids) + 1, dtype=torch.bool, device=ids.device)
-    begins[1:-1] = (ids[1:] != ids[:-1]) | (rows.continues[:-1] == 0)
-    begins[torch.cat([buffer.offsets, buffer.offsets + buffer.lengths])] = True  # ids begin anew in each dataset
-    trajectory = begins[:-1].cumsum(0)
-    total, reach = rows.rewards.double(), 1
-    while reach < len(total):
-        following = torch.where(trajectory[reach:] == trajectory[:-reach], total[reach:], 0)
-        total = torch.cat([total[:-reach] + discount**reach * following, total[-reach:]])
-        reach *= 2
-    return total
 
 
 def weighted_advantage(advantage: Tensor, omega: float) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from c4rl.config import TrainConfig, jsonable
+from c4rl.config import TrainConfig
 from c4rl.errors import InputError
 from c4rl.files import write_json
 from c4rl.kernels import missing
@@ -45,6 +45,7 @@ from c4rl.training.runs import RunKey, runs_of
 from c4rl.training.snapshot import GoodStates
 from c4rl.training.summary import Record, best_records, is_better, summarise
 from c4rl.training.timer import DeviceTimer
+from c4rl.typed_json import jsonable
 
 
 class Interrupted(Exception):
