@@ -161,9 +161,8 @@ class DOGE(TD3):
             with torch.no_grad():
                 negatives = self._negative_actions(batch)
                 distances = (negatives - batch.actions.unsqueeze(2)).norm(dim=3)  # [R, B, N]
-            distance_loss = (
-                (self.distance(batch.observations, negatives).q.squeeze(1) - distances).square().mean((1, 2))
-            )
+            error = self.distance(batch.observations, negatives).q.squeeze(1) - distances
+            distance_loss = error.square().mean((1, 2))
             self.optimizers["distance"].step(distance_loss)
             self._last["distance_loss"].copy_(distance_loss.detach())
 

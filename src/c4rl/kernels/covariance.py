@@ -79,7 +79,7 @@ class _Penalty(torch.autograd.Function):
         value, trace = (torch.empty(runs, members, device=g.device) for _ in range(2))
         block = triton.next_power_of_2(width)
         _size_kernel[(runs * members,)](
-            C, beta, value, trace, width, members, beta.stride(0), block, max(1, 4096 // block), num_warps=8
+            C, beta, value, trace, width, members, beta.stride(0), block, max(2, 4096 // block), num_warps=8
         )
         ctx.save_for_backward(x, C, trace, beta)
         return value

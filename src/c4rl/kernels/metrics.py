@@ -4,6 +4,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+RUNS = 32  # of one program
+
 
 @triton.jit
 def _add_kernel(VALUES, SUMS, FAILED_AT, STEP, metrics, runs, METRICS: tl.constexpr, RUNS: tl.constexpr):
@@ -21,7 +23,5 @@ def _add_kernel(VALUES, SUMS, FAILED_AT, STEP, metrics, runs, METRICS: tl.conste
 def add_metrics(values: Tensor, sums: Tensor, failed_at: Tensor, step: Tensor) -> None:
     """sums += values, [metrics, R]; failed_at [R] becomes step where it is negative and a value is not finite."""
     metrics, runs = values.shape
-    size = 32
-    _add_kernel[(triton.cdiv(runs, size),)](
-        values, sums, failed_at, step, metrics, runs, triton.next_power_of_2(metrics), size
-    )
+    block = max(triton.next_power_of_2(metrics), 2)
+    _add_kernel[(triton.cdiv(runs, RUNS),)](values, sums, failed_at, step, metrics, runs, block, RUNS)
