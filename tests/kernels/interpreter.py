@@ -35,6 +35,19 @@ def interpreted() -> Iterator[set[str]]:
         used.add(executor.fn.__name__)
         launch(executor, *arguments, **options)
 
+    # programs also compute beyond the ends of tensors, where nothing is stored, and hashes are meant to overflow
+    with pytest.MonkeyPatch.context() as patch, np.errstate(all="ignore"), on_the_cpu():
+        patch.setattr(GridExecutor, "__call__", noted)
+        patch.setattr(InterpreterBuilder, "create_dot", _dot)
+        for name in LIBDEVICE:
+            patch.setattr(libdevice, name, _elementwise(getattr(np, name)))
+        yield used
+
+
+@contextmanager
+def on_the_cpu() -> Iterator[None]:
+    """Within it the kernels are given CPU tensors, unless `kernels.kernels` is against it."""
+
     def available(device: torch.device) -> bool:
         return kernels._enabled
 
@@ -42,12 +55,7 @@ def interpreted() -> Iterator[set[str]]:
         return kernels._enabled and tensor.dtype in (torch.float32, torch.int64)
 
     stream = _Stream()
-    # programs also compute beyond the ends of tensors, where nothing is stored, and hashes are meant to overflow
-    with pytest.MonkeyPatch.context() as patch, np.errstate(all="ignore"):
-        patch.setattr(GridExecutor, "__call__", noted)
-        patch.setattr(InterpreterBuilder, "create_dot", _dot)
-        for name in LIBDEVICE:
-            patch.setattr(libdevice, name, _elementwise(getattr(np, name)))
+    with pytest.MonkeyPatch.context() as patch:
         for real, stand_in in ((kernels.available, available), (kernels.fused, fused)):
             for module in [module for name, module in sys.modules.items() if name.split(".")[0] == "c4rl"]:
                 if getattr(module, real.__name__, None) is real:
@@ -56,7 +64,7 @@ def interpreted() -> Iterator[set[str]]:
         patch.setattr(mlp, "_side_stream", lambda device: stream)
         patch.setattr(torch.cuda, "current_stream", lambda: stream)
         patch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-        yield used
+        yield
 
 
 class _Stream:
