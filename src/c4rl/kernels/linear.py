@@ -222,9 +222,12 @@ def linear(
             *_strides(x), *weight.stride(), *bias_strides, bias is not None, tile_rows, block,
         )  # fmt: skip
         return y
-    parts = product_parts() if depth >= SHALLOW and _is_large(runs * members, rows, columns) else 1
+    large = _is_large(runs * members, rows, columns)
+    parts = product_parts() if depth >= SHALLOW and large else 1
     if parts > 1:
         weight = weight.contiguous()
+    elif large and product_precision() == "tf32":  # tensor cores take these only as they lie along the sum
+        weight = weight.mT.contiguous().mT
     tile_rows, tile_columns, tile_depth, warps, stages = _tiles(runs * members, rows, columns, parts)
     tile_depth = 16 if depth <= 16 else tile_depth
     grid = (triton.cdiv(rows, tile_rows) * triton.cdiv(columns, tile_columns), runs * members)
