@@ -13,6 +13,7 @@ from c4rl.algorithms.bppo import BPPOConfig
 from c4rl.config import TrainConfig, published_fields, read_config
 from c4rl.errors import InputError
 from c4rl.files import replacing, write_json
+from c4rl.kernels import OFFERED
 from c4rl.registry import algorithm_class
 from c4rl.training.runs import key_from
 
@@ -84,6 +85,7 @@ def collect(folders: Sequence[Path], results: Path) -> None:
         job = {n: without_paths(json.loads((folder / f"{n}.json").read_text())) for n in ("config", "summary")}
         config = read_config(folder)
         job["stages"] = stage_lengths(config)
+        job["summary"].pop("timing", None)  # of a GPU that jobs shared
         jobs = stored.setdefault(label(config), {})
         if any(by_set(jobs).get(task, job) != job for task in config.task):
             raise InputError(f"{folder}: --results holds other scores of its sets (nothing is overwritten)")
@@ -154,10 +156,14 @@ class Page:
         config: dict[str, Any] = {"seeds": SEEDS, "updates": UPDATES, "eval_episodes": EPISODES}
         config |= jobs[0]["config"] if jobs else {}
         versions = {f"{job['summary']['device']}, torch {job['summary']['versions']['torch']}" for job in jobs}
+        others = ""
+        for mode in OFFERED[1:]:
+            own = [n for n in self.names if any(j["config"].get("precision") == mode for j in self.jobs[n].values())]
+            others += f"; {mode}: {', '.join(self.titles[n] for n in own)}" if own else ""
         return (
             f"- seeds {', '.join(map(str, config['seeds']))}; budget: {config['updates']:,} critic updates (BC: of the "
             f"policy)\n- the last checkpoint, never the best; {config['eval_episodes']} evaluation episodes per run\n"
-            f"- trained on: {'; '.join(sorted(versions)) or NOT_RUN}"
+            f"- trained on: {'; '.join(sorted(versions)) or NOT_RUN}\n- matrix products: fp32{others}"
         )
 
     def scores(self) -> str:

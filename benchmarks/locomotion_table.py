@@ -42,6 +42,7 @@ from c4rl.algorithms.bppo import BPPOConfig
 from c4rl.config import TrainConfig, published_fields, read_config, to_json
 from c4rl.errors import InputError
 from c4rl.files import write_json
+from c4rl.kernels import OFFERED
 from c4rl.registry import algorithm_class
 from c4rl.sweeps import differences
 from c4rl.training.loop import Interrupted, resume, train
@@ -66,6 +67,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--precision", default="fp32", choices=OFFERED, help="of matrix products on a GPU")
     arguments = parser.parse_args(words)
     if arguments.collect is None and None in (arguments.data, arguments.output):
         parser.error("--data DIR and --output DIR are needed, or --collect")
@@ -127,7 +129,8 @@ def one_set(arguments: argparse.Namespace, algorithm: str, task: str) -> TrainCo
         if (length := getattr(options, name, 0)) > updates:
             options = replace(options, **{name: max(1, round(length * fraction))})
     own = {"options": options, "updates": updates, "eval_every": 10**9, "eval_episodes": EPISODES}
-    job = {"seeds": tuple(arguments.seeds), "device": arguments.device, "output": arguments.output}
+    job = {"seeds": tuple(arguments.seeds), "device": arguments.device, "precision": arguments.precision}
+    job |= {"output": arguments.output}
     return TrainConfig(algorithm=algorithm, dataset=(path,), task=(task,), **(fields | own | job))
 
 

@@ -58,6 +58,7 @@ def planned(folders: SimpleNamespace, **changes: Any) -> list[TrainConfig]:
         "seeds": [0, 1, 2],
         "stage_fraction": 1.0,
         "device": "cpu",
+        "precision": "fp32",
     }
     return script.plan(SimpleNamespace(**vars(folders) | given | changes))
 
@@ -234,6 +235,14 @@ def test_scores_are_collected_and_those_beyond_two_deviations_marked(folders: Si
     page = folders.page.read_text()
     assert "- † TD3+BC, hopper medium-replay, 20.8 ± 1.0 / 11.3 ± 4.7: no explanation yet" in page
     assert "seeds 0, 1, 2; budget: 100,000 critic updates" in page and "10 evaluation episodes" in page
+
+
+def test_jobs_with_faster_products_are_named(folders: SimpleNamespace) -> None:
+    for name, precision in (("bc", "fp32"), ("doge", "bf16x3"), ("cql", "bf16x3")):
+        (job,) = planned(folders, algorithms=[name], sets=["hopper-expert-v2"], precision=precision)
+        finish(job, {"hopper-expert-v2": [50.0, 53.0, 59.0]})
+    assert collect(folders) == 0
+    assert "- matrix products: fp32; bf16x3: DOGE, CQL\n" in folders.page.read_text()
 
 
 def test_results_hold_raw_scores_and_settings_but_no_paths(folders: SimpleNamespace) -> None:

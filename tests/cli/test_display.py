@@ -58,3 +58,10 @@ def test_elsewhere_there_are_plain_lines(command: list[str], capsys: pytest.Capt
     assert [line.split()[1] for line in evaluations] == ["30/60", "60/60"]
     assert all("updates/s" in line for line in evaluations)
     assert lines[-2].startswith("held out ") and lines[-1].startswith("held out ")
+
+
+def test_a_precision_that_this_device_does_not_have_is_named(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*command, "--precision", "bf16x3", "--device", "cpu") == 0
+    assert "cpu, fp32 (bf16x3 needs fused GPU kernels)" in " ".join(capsys.readouterr().out.split())

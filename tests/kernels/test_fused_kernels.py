@@ -83,12 +83,15 @@ def test_a_network_of_one_member() -> None:
         torch.testing.assert_close(fused, mlp(rows), rtol=1e-5, atol=1e-6)
 
 
-PARTS = pytest.mark.parametrize(("mode", "bound"), [("fp32", 1e-6), ("tf32", 2e-3), ("bf16x6", 1e-6), ("bf16x3", 1e-4)])
+PARTS = pytest.mark.parametrize(("mode", "bound"), [("fp32", 1e-6), ("tf32", 2e-3), ("bf16x6", 4e-6), ("bf16x3", 1e-4)])
 
 
 @PARTS
 def test_products_of_numbers_in_parts(mode: str, bound: float, rows: int = 2100, columns: int = 208) -> None:
-    """Three parts have all of float32's digits, two have two thirds of them."""
+    """Three parts have all of float32's digits, two have two thirds of them.
+
+    Tensor cores cut sums off where float32 is rounded, so that an error remains that grows with the number of terms.
+    """
     from c4rl.kernels.linear import linear, weight_gradient  # need Triton
 
     x, gradient = normal(2, 2, rows, 80), normal(2, 2, rows, columns, seed=1)

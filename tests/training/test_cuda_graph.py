@@ -32,6 +32,17 @@ def test_graph_and_eager_updates_are_bit_equal(algorithm, plugins) -> None:
             assert torch.equal(tensor, states[1][seed][name]), name
 
 
+def test_products_in_parts_are_the_same_in_a_graph() -> None:
+    """In networks wide enough for them."""
+    wide = {"hidden_width": 128, "batch_size": 256, "plugin_options": (C4Config(K=2, period=50),)}
+    states = [
+        advance(lane_on_gpu(small_config("cql", ("c4",), (0, 1), **wide, **values)), 100).run_states()[1]
+        for values in ({"precision": "bf16x3"}, {"precision": "bf16x3", "cuda_graph": False}, {"precision": "fp32"})
+    ]
+    assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
+    assert not all(torch.equal(tensor, states[2][name]) for name, tensor in states[0].items()), "nothing was in parts"
+
+
 @pytest.mark.parametrize("plugins", [(), ("c4",)], ids=["none", "c4"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_fused_kernels_follow_the_plain_ones(algorithm: str, plugins: tuple[str, ...]) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 # float32; TensorFloat-32; and sums of products of bfloat16 parts that a number is split into, two (bf16x3) or three
 # (bf16x6, which is all of float32's digits): those by fused kernels, where a product is large enough to gain from it
 PRECISIONS = ("fp32", "tf32", "bf16x3", "bf16x6")
-OFFERED = ("fp32",)  # to users: those that benchmarks/precision.py has shown to be harmless
+OFFERED = ("fp32", "bf16x3")  # to users: those that benchmarks/precision.py has shown to be harmless
 
 _enabled = True
 _products = "fp32"

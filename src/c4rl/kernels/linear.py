@@ -152,7 +152,7 @@ def _tall_product_kernel(
 
 
 NARROW = 16  # up to so many columns the whole row is multiplied at once
-SHALLOW = 64  # sums of fewer products are not split
+SHALLOW = 64  # factors of sums over fewer products are not split
 MANY_ROWS = 1024  # from here on a weight gradient is left to cuBLAS
 Strides = tuple[int, int, int]  # of rows that may be shared by members: run, member, row
 
@@ -173,14 +173,14 @@ def _is_tall(batch: int, rows: int, depth: int, columns: int) -> bool:
     return min(depth, columns) > 32 and batch * rows >= 8192
 
 
-def _tiles(batch: int, rows: int, columns: int, parts: int) -> tuple[int, int, int, int, int]:
+def _tiles(batch: int, rows: int, columns: int, tensor_cores: bool) -> tuple[int, int, int, int, int]:
     """Rows, columns and depth of a tile, warps, stages: large tiles reuse more, small ones keep the whole GPU busy."""
     if columns <= NARROW:
         return 32, 16, 32, 4, 3
     if not _is_large(batch, rows, columns):
         return 32, 32, 32, 4, 3
-    if parts > 1:
-        return (128, 128, 32, 8, 3) if rows >= 1024 else (64, 64, 32, 4, 3)
+    if tensor_cores:
+        return (128, 128, 32, 8, 3) if rows >= 1024 else (128, 64, 32, 8, 3)
     return (128, 64, 32, 8, 3) if rows >= 1024 else (64, 64, 32, 4, 3)
 
 
@@ -224,11 +224,12 @@ def linear(
         return y
     large = _is_large(runs * members, rows, columns)
     parts = product_parts() if depth >= SHALLOW and large else 1
+    tf32 = product_precision() == "tf32"
     if parts > 1:
         weight = weight.contiguous()
-    elif large and product_precision() == "tf32":  # tensor cores take these only as they lie along the sum
+    elif large and tf32:  # tensor cores take these only as they lie along the sum
         weight = weight.mT.contiguous().mT
-    tile_rows, tile_columns, tile_depth, warps, stages = _tiles(runs * members, rows, columns, parts)
+    tile_rows, tile_columns, tile_depth, warps, stages = _tiles(runs * members, rows, columns, tf32 or parts > 1)
     tile_depth = 16 if depth <= 16 else tile_depth
     grid = (triton.cdiv(rows, tile_rows) * triton.cdiv(columns, tile_columns), runs * members)
     _linear_kernel[grid](
@@ -263,11 +264,12 @@ def tall_product(x: Tensor, y: Tensor, sums: bool = False) -> tuple[Tensor, Tens
     depth, batch = x.shape[-1], runs * members
     large = _is_tall(batch, rows, depth, columns)
     split = product_parts() if large and min(depth, columns) >= SHALLOW else 1
-    tile = 128 if split > 1 and min(depth, columns) >= 128 else 64 if large else 32
-    tile_k, tile_n = (min(tile, max(16, triton.next_power_of_2(width))) for width in (depth, columns))
+    tile = 64 if large else 32
+    sizes = ((2 * tile if split > 1 else tile, depth), (tile, columns))
+    tile_k, tile_n = (min(size, max(16, triton.next_power_of_2(width))) for size, width in sizes)
     tiles = triton.cdiv(depth, tile_k) * triton.cdiv(columns, tile_n)
     # few tiles with many rows each would leave most of the GPU idle: rows are summed in parts, then the parts
-    parts = max(1, min(rows // 256, 512 // (tiles * batch)))
+    parts = max(1, rows // 2048 if split > 1 else 1, min(rows // 256, 512 // (tiles * batch)))
     rows_per_part = triton.cdiv(triton.cdiv(rows, parts), 32) * 32
     parts = triton.cdiv(rows, rows_per_part)
     product = torch.empty(parts, runs, members, depth, columns, device=x.device, dtype=x.dtype)
@@ -277,7 +279,7 @@ def tall_product(x: Tensor, y: Tensor, sums: bool = False) -> tuple[Tensor, Tens
         rows, depth, columns, members, batch, rows_per_part,
         *_strides(x),
         sums,
-        product_precision(), split, tile_k, tile_n, 32, num_warps=8 if tile == 128 else 4, num_stages=3,
+        product_precision(), split, tile_k, tile_n, 32, num_warps=4, num_stages=3,
     )  # fmt: skip
     return (product[0], row_sums[0]) if parts == 1 else (product.sum(0), row_sums.sum(0))
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from c4rl.config import TrainConfig
 from c4rl.errors import InputError
 from c4rl.files import write_json
-from c4rl.kernels import missing
+from c4rl.kernels import available, missing
 from c4rl.numpy_policy import NumpyPolicy
 from c4rl.registry import algorithm_class
 from c4rl.training.background import (
@@ -119,6 +119,9 @@ class Trainer:
         title = f"{config.algorithm}{plugins} on {' and '.join(config.task)}, {rows} rows, {self.device.type}"
         if self.device.type == "cuda" and config.fused_kernels and (reason := missing()) is not None:
             title += f", PyTorch's own kernels ({reason})"
+        if config.precision != "fp32":
+            own_kernels = available(self.device) and config.fused_kernels
+            title += f", {config.precision if own_kernels else f'fp32 ({config.precision} needs fused GPU kernels)'}"
         self.display = Display(title, self.runs, self.total, self.progress.update, self.console)
         self._start_clock()
         try:
