@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from c4rl.kernels import fused, kernels, products
+from c4rl.kernels import fused, kernels, product_mode, products
 from c4rl.random import Streams, stream_key
 
 LAYER_NORM_EPSILON = 1e-5
@@ -110,7 +110,7 @@ class StackedMLP(nn.Module):
 
     def fuses(self, x: Tensor) -> bool:
         """Whether fused kernels evaluate it on these rows."""
-        return fused(x) and _fused_proven(x.device, self.layer_norm)
+        return fused(x) and _fused_proven(x.device, self.layer_norm, product_mode())
 
     def evaluate(
         self, x: Tensor, actions: Tensor | None = None, members: slice = slice(None), frozen: bool = False
@@ -155,7 +155,7 @@ class CriticOutput(NamedTuple):
 
     q: Tensor  # [R, M, ...]
     features: Tensor  # [R, M, ..., width], the last hidden layer (post-activation): Q = w·φ + b
-    hidden: tuple[Tensor, ...]  # each hidden layer, [R·M, rows, width]
+    hidden: tuple[Tensor, ...]  # each hidden layer, [R·M, rows, width]; lower ones may be rounded, for their signs
 
 
 class Critic(nn.Module):
@@ -231,8 +231,11 @@ class Critic(nn.Module):
 
 
 @cache
-def _fused_proven(device: torch.device, layer_norm: bool) -> bool:
-    """Whether the fused kernels are on this GPU, with its Triton, what the plain code is; else a warning, once."""
+def _fused_proven(device: torch.device, layer_norm: bool, mode: str) -> bool:
+    """Whether the fused kernels are on this GPU, with its Triton, what the plain code is; else a warning, once.
+
+    mode: of products, see `kernels.products`; the plain code's are always float32 here.
+    """
 
     def error(rows: int, hidden: tuple[int, ...]) -> float:
         critic = Critic(Stack((0, 1), 3, 2, device), "proof", hidden, layer_norm=layer_norm)
@@ -242,20 +245,21 @@ def _fused_proven(device: torch.device, layer_norm: bool) -> bool:
             loss = q.square().sum() + features.square().sum()
             return q.detach(), *torch.autograd.grad(loss, list(critic.parameters()))
 
-        with kernels(False):
+        with kernels(False), products("fp32"):
             plain = with_gradients(*critic.at(x)[:2])
-        output, layers = critic.mlp.evaluate(x)
-        fused = with_gradients(output.squeeze(-1), layers[-1])
+        with products(mode):
+            output, layers = critic.mlp.evaluate(x)
+            fused = with_gradients(output.squeeze(-1), layers[-1])
         return max(float((f - p).norm() / p.norm()) for f, p in zip(fused, plain, strict=True))
 
     try:
-        with torch.enable_grad(), products("fp32"):  # odd widths in small tiles, and the largest tiles there are
-            found = max(error(50, (40, 24)), error(2048, (256, 256)))
-        reason = None if found < 1e-4 else f"an error of {found:.1g}"
+        with torch.enable_grad():  # odd widths in small tiles, and the largest tiles there are
+            found = max(error(50, (40, 24)), error(2048, (256, 256, 256)))
+        reason = None if found < {"fp32": 1e-4, "tf32": 5e-2}.get(mode, 1e-3) else f"an error of {found:.1g}"
     except Exception as raised:  # whatever a compiler raises must not end a job that can do without
         reason = f"{type(raised).__name__}: {raised}"
     if reason is not None:
-        with_norm = " with LayerNorm" if layer_norm else ""
+        with_norm = (" with LayerNorm" if layer_norm else "") + ("" if mode == "fp32" else f" in {mode}")
         warnings.warn(f"fused kernels of networks{with_norm} are not used: {reason}", stacklevel=2)
     return reason is None
 

@@ -19,6 +19,7 @@ from c4rl import kernels
 from c4rl.c4.plugin import C4Config
 from c4rl.kernels import linear as linear_maps
 from c4rl.kernels.subspace import orthonormal, symmetric_eigen
+from c4rl.networks import Critic, Stack
 from c4rl.regularizers.layer_norm import LayerNormConfig
 from tests.helpers import CPU, advance, make_lane, small_config, small_dataset
 from tests.kernels.interpreter import on_the_cpu
@@ -96,3 +97,7 @@ def test_kernels_compile() -> None:
         with kernels.products(mode):
             linear_maps.linear(x, weight)
             linear_maps.weight_gradient(x, x)
+    with kernels.products("bf16x3"):
+        output = Critic(Stack((0,), 5, 3, CPU), "critic", (128, 256, 128)).at(torch.zeros(1, 8192, 8))
+        assert [layer.dtype for layer in output.hidden] == [torch.bfloat16, torch.bfloat16, torch.float32]
+        output.q.sum().backward()

@@ -77,6 +77,12 @@ def test_products_of_numbers_in_parts(mode: str, bound: float, monkeypatch: pyte
     on_gpu.test_products_of_numbers_in_parts(mode, bound, rows=100, columns=72)
 
 
+def test_a_network_whose_layers_are_kept_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_is_large", "_is_tall"):
+        monkeypatch.setattr(linear_maps, name, lambda *sizes: True)
+    on_gpu.test_a_network_whose_layers_are_kept_in_parts(rows=40, widths=(72, 80, 64))
+
+
 def test_principal_directions(used: set[str]) -> None:
     rows = normal(2, 300, 20) * torch.logspace(0, -3, 20)
     fused = principal_directions(rows, 4)

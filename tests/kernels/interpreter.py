@@ -60,7 +60,7 @@ def on_the_cpu() -> Iterator[None]:
             for module in [module for name, module in sys.modules.items() if name.split(".")[0] == "c4rl"]:
                 if getattr(module, real.__name__, None) is real:
                     patch.setattr(module, real.__name__, stand_in)
-        patch.setattr(networks, "_fused_proven", lambda device, layer_norm: True)  # its proof takes half a minute here
+        patch.setattr(networks, "_fused_proven", lambda *given: True)  # its proof takes half a minute here
         patch.setattr(mlp, "_side_stream", lambda device: stream)
         patch.setattr(torch.cuda, "current_stream", lambda: stream)
         patch.setattr(torch.cuda, "stream", lambda stream: nullcontext())

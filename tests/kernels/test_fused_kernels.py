@@ -51,9 +51,11 @@ def test_a_critic_and_its_gradients(runs: int, rows: int, drawn: int, layer_norm
     assert max(fused) < 3 * max(plain) + 1e-6, (fused, plain)
 
 
+@pytest.mark.parametrize("mode", kernels.PRECISIONS)
 @pytest.mark.parametrize("layer_norm", [False, True])
-def test_networks_prove_themselves(layer_norm: bool) -> None:
-    assert Critic(Stack((0,), 3, 2, CUDA), "critic", (8,), layer_norm=layer_norm).mlp.fuses(normal(1, 4, 5))
+def test_networks_prove_themselves(layer_norm: bool, mode: str) -> None:
+    with kernels.products(mode):
+        assert Critic(Stack((0,), 3, 2, CUDA), "critic", (8,), layer_norm=layer_norm).mlp.fuses(normal(1, 4, 5))
 
 
 def test_gradients_of_features_alone_and_of_frozen_critics() -> None:
@@ -104,6 +106,28 @@ def test_products_of_numbers_in_parts(mode: str, bound: float, rows: int = 2100,
     assert max(rounding) < bound
     if mode == "bf16x3":
         assert min(rounding) > 1e-6, "nothing was split"
+
+
+def test_a_network_whose_layers_are_kept_in_parts(rows: int = 1100, widths: tuple[int, ...] = (208, 256, 240)) -> None:
+    critic = Critic(Stack((0, 1), 5, 3, CUDA), "critic", widths)
+    states, actions = normal(2, rows, 5), normal(2, rows, 2, 3, seed=1).requires_grad_()
+
+    def numbers() -> tuple[Tensor, ...]:
+        output = critic(states, actions)
+        parameters = [actions, *critic.parameters()]
+        of_q = torch.autograd.grad(output.q.square().mean() + output.features.mean(), parameters)
+        of_features = torch.autograd.grad(critic(states, actions).features.square().mean(), parameters[: len(widths)])
+        of_frozen = torch.autograd.grad(critic(states, actions, slice(1), frozen=True).q.sum(), [actions])
+        active = [(h > 0).double() for h in output.hidden]
+        return (*of_q, *of_features, *of_frozen, output.q.detach(), output.features.detach(), *active)
+
+    with kernels.products("bf16x3"):
+        lower = [h.dtype for h in critic(states, actions).hidden]
+        assert lower == [torch.bfloat16] * (len(widths) - 1) + [torch.float32]
+        fused = numbers()
+    with kernels.kernels(False):
+        plain = numbers()
+    assert max(errors(fused, tuple(p.double() for p in plain))) < 1e-3  # near 0 a unit may be on the other side
 
 
 @pytest.mark.parametrize("kind", ["uniform", "integers", "normal"])

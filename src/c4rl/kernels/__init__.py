@@ -33,6 +33,11 @@ def missing() -> str | None:
     return None
 
 
+def product_mode() -> str:
+    """One of PRECISIONS."""
+    return _products
+
+
 def product_precision() -> str:
     """Of the fused kernels' products, as Triton names it."""
     return "tf32" if _products == "tf32" else "ieee"

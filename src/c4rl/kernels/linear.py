@@ -18,6 +18,17 @@ def _parts_of(x):
 
 
 @triton.jit
+def _read_parts(X, part, inside, PARTS: tl.constexpr, SPLIT: tl.constexpr):
+    """Of the numbers at X, three parts, or two and one to ignore; SPLIT: they lie there in parts, `part` apart."""
+    x = tl.load(X, mask=inside, other=0.0)
+    if SPLIT:
+        second = tl.load(X + part, mask=inside, other=0.0)
+        return x, second, tl.load(X + 2 * part, mask=inside, other=0.0) if PARTS == 3 else second
+    else:
+        return _parts_of(x)
+
+
+@triton.jit
 def _product_of_parts(x0, x1, x2, y0, y1, y2, total, PARTS: tl.constexpr):
     """The products that matter, small ones first; those left out are below the last digit kept."""
     if PARTS == 3:
@@ -43,17 +54,19 @@ def _split_kernel(X, PARTS_OF_X, count, BLOCK: tl.constexpr):
 def _linear_kernel(
     X, W, BIAS, ADD, MASK, Y,
     rows, K, N, members,
-    x_run, x_member, x_row,
+    x_run, x_member, x_row, x_part,
     w_run, w_member, w_k, w_n, w_part,
     bias_run, bias_member,
     add_batch, add_row, group,
     mask_batch, mask_row,
+    y_part,
     HAS_BIAS: tl.constexpr, HAS_ADD: tl.constexpr, HAS_MASK: tl.constexpr, RELU: tl.constexpr,
+    X_SPLIT: tl.constexpr, Y_SPLIT: tl.constexpr,
     PRECISION: tl.constexpr, PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Y[b, i, n] = mask(relu(sum_k X[b, i, k] W[b, k, n] + bias[b, n] + ADD[b, i // group, n])), b = run, member.
 
-    With PARTS > 1, W holds the parts of the weights, w_part apart.
+    With PARTS > 1, W holds the parts of the weights, w_part apart; X_SPLIT and Y_SPLIT: X and Y hold theirs.
     """
     tile, b = tl.program_id(0), tl.program_id(1).to(tl.int64)
     tiles_n = tl.cdiv(N, BN)
@@ -66,16 +79,15 @@ def _linear_kernel(
     total = tl.zeros((BM, BN), dtype=tl.float32)
     for start in range(0, K, BK):
         k = start + tl.arange(0, BK)
-        x_tile = tl.load(x + i[:, None] * x_row + k[None, :], mask=inside_i[:, None] & (k < K)[None, :], other=0.0)
-        w_tiles, inside_w = w + k[:, None] * w_k + n[None, :] * w_n, (k < K)[:, None] & inside_n[None, :]
-        w_tile = tl.load(w_tiles, mask=inside_w, other=0.0)
+        x_tile, inside_x = x + i[:, None] * x_row + k[None, :], inside_i[:, None] & (k < K)[None, :]
+        w_tile, inside_w = w + k[:, None] * w_k + n[None, :] * w_n, (k < K)[:, None] & inside_n[None, :]
         if PARTS > 1:
-            x0, x1, x2 = _parts_of(x_tile)
-            w1 = tl.load(w_tiles + w_part, mask=inside_w, other=0.0)
-            w2 = tl.load(w_tiles + 2 * w_part, mask=inside_w, other=0.0) if PARTS == 3 else w1
-            total = _product_of_parts(x0, x1, x2, w_tile, w1, w2, total, PARTS)
+            x0, x1, x2 = _read_parts(x_tile, x_part, inside_x, PARTS, X_SPLIT)
+            w0, w1, w2 = _read_parts(w_tile, w_part, inside_w, PARTS, True)
+            total = _product_of_parts(x0, x1, x2, w0, w1, w2, total, PARTS)
         else:
-            total = tl.dot(x_tile, w_tile, total, input_precision=PRECISION)
+            x0, w0 = tl.load(x_tile, mask=inside_x, other=0.0), tl.load(w_tile, mask=inside_w, other=0.0)
+            total = tl.dot(x0, w0, total, input_precision=PRECISION)
     inside = inside_i[:, None] & inside_n[None, :]
     if HAS_BIAS:
         total += tl.load(BIAS + run * bias_run + member * bias_member + n, mask=inside_n, other=0.0)[None, :]
@@ -86,7 +98,13 @@ def _linear_kernel(
     if HAS_MASK:
         active = tl.load(MASK + b * mask_batch + i[:, None] * mask_row + n[None, :], mask=inside, other=0.0)
         total = tl.where(active > 0, total, 0.0)
-    tl.store(Y + (b * rows + i[:, None]) * N + n[None, :], total, mask=inside)
+    y = Y + (b * rows + i[:, None]) * N + n[None, :]
+    if Y_SPLIT:
+        y0, y1, _ = _parts_of(total)
+        tl.store(y, y0, mask=inside)
+        tl.store(y + y_part, y1, mask=inside)
+    else:
+        tl.store(y, total, mask=inside)
 
 
 @triton.jit
@@ -116,8 +134,8 @@ def _narrow_kernel(
 def _tall_product_kernel(
     X, Y, PRODUCT, SUMS,
     rows, K, N, members, batch, rows_per_part,
-    x_run, x_member, x_row,
-    HAS_SUMS: tl.constexpr,
+    x_run, x_member, x_row, x_part, y_part,
+    HAS_SUMS: tl.constexpr, X_SPLIT: tl.constexpr, Y_SPLIT: tl.constexpr,
     PRECISION: tl.constexpr, PARTS: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
     """PRODUCT[part, b, k, n] = sum_i X[b, i, k] Y[b, i, n] over the rows of a part; SUMS[part, b, n] = sum_i Y."""
@@ -135,16 +153,21 @@ def _tall_product_kernel(
     for start in range(first, end, BR):
         i = start + tl.arange(0, BR)
         inside_i = i < end
-        x_tile = tl.load(x + i[None, :] * x_row + k[:, None], mask=inside_i[None, :] & inside_k[:, None], other=0.0)
-        y_tile = tl.load(y + i[:, None] * N + n[None, :], mask=inside_i[:, None] & inside_n[None, :], other=0.0)
+        x_tile, inside_x = x + i[None, :] * x_row + k[:, None], inside_i[None, :] & inside_k[:, None]
+        y_tile, inside_y = y + i[:, None] * N + n[None, :], inside_i[:, None] & inside_n[None, :]
         if PARTS > 1:
-            x0, x1, x2 = _parts_of(x_tile)
-            y0, y1, y2 = _parts_of(y_tile)
+            x0, x1, x2 = _read_parts(x_tile, x_part, inside_x, PARTS, X_SPLIT)
+            y0, y1, y2 = _read_parts(y_tile, y_part, inside_y, PARTS, Y_SPLIT)
             total = _product_of_parts(x0, x1, x2, y0, y1, y2, total, PARTS)
+            whole = y0.to(tl.float32) + y1.to(tl.float32)
+            if not Y_SPLIT:
+                whole += y2.to(tl.float32)
         else:
-            total = tl.dot(x_tile, y_tile, total, input_precision=PRECISION)
+            whole = tl.load(y_tile, mask=inside_y, other=0.0)
+            x0 = tl.load(x_tile, mask=inside_x, other=0.0)
+            total = tl.dot(x0, whole, total, input_precision=PRECISION)
         if HAS_SUMS:
-            sums += tl.sum(y_tile, axis=0)
+            sums += tl.sum(whole, axis=0)
     place = part * batch + b
     tl.store(PRODUCT + (place * K + k[:, None]) * N + n[None, :], total, mask=inside_k[:, None] & inside_n[None, :])
     if HAS_SUMS and tile // tiles_n == 0:
@@ -157,8 +180,19 @@ MANY_ROWS = 1024  # from here on a weight gradient is left to cuBLAS
 Strides = tuple[int, int, int]  # of rows that may be shared by members: run, member, row
 
 
+def is_split(x: Tensor) -> bool:
+    """Whether x is kept as the two parts [2, ...] that products in bf16x3 take, which is as large in memory."""
+    return x.dtype == torch.bfloat16
+
+
+def kept_in_parts(batch: int, rows: int, width: int) -> bool:
+    """Whether a layer that nobody reads but products should be."""
+    return product_parts() == 2 and width >= SHALLOW and _is_large(batch, rows, width) and _is_tall(batch, rows, 64, 64)
+
+
 def _strides(x: Tensor) -> Strides:
     """x [R, rows, k], shared by a run's members, or [R, M, rows, k]; the last axis is dense."""
+    x = x[0] if is_split(x) else x
     assert x.stride(-1) == 1 or x.shape[-1] == 1
     return (x.stride(0), 0, x.stride(1)) if x.dim() == 3 else (x.stride(0), x.stride(1), x.stride(2))
 
@@ -201,20 +235,28 @@ def linear(
     mask: Tensor | None = None,
     relu: bool = False,
     transposed: bool = False,
+    split: bool = False,
 ) -> Tensor:
     """mask · relu(x W + bias + add) -> [R, M, rows, out].
 
     x: [R, rows, in] or [R, M, rows, in]. weight: [R, M, in, out] (transposed: its transpose is applied). bias:
     [R, M, out]. add: [R, M, rows / group, out], each row of it for `group` rows. mask: [R, M, rows, out], > 0 keeps.
+    x and mask may be split; `split` asks for a result that is.
     """
     if transposed:  # a copy of the weights is little; reading them across their rows cost a factor of two and more
         weight = weight.mT.contiguous()
     runs, members = weight.shape[:2]
     rows, depth = x.shape[-2:]
     columns = weight.shape[3]
-    y = torch.empty(runs, members, rows, columns, device=x.device, dtype=x.dtype)
+    shape = (runs, members, rows, columns)
+    if split:
+        y = torch.empty(2, *shape, device=x.device, dtype=torch.bfloat16)
+    else:
+        y = torch.empty(shape, device=x.device, dtype=weight.dtype)
+    mask = mask[0] if mask is not None and is_split(mask) else mask
     bias_strides = (bias.stride(0), bias.stride(1)) if bias is not None else (0, 0)
-    if columns <= NARROW and depth >= 64 and add is None and mask is None and not relu:
+    plain = add is None and mask is None and not (relu or split or is_split(x))
+    if columns <= NARROW and depth >= 64 and plain:
         block = triton.next_power_of_2(depth)
         tile_rows = max(1, 4096 // block)
         _narrow_kernel[(triton.cdiv(rows, tile_rows), runs * members)](
@@ -223,7 +265,7 @@ def linear(
         )  # fmt: skip
         return y
     large = _is_large(runs * members, rows, columns)
-    parts = product_parts() if depth >= SHALLOW and large else 1
+    parts = 2 if is_split(x) else product_parts() if depth >= SHALLOW and large else 1
     tf32 = product_precision() == "tf32"
     if parts > 1:
         weight = weight.contiguous()
@@ -236,12 +278,13 @@ def linear(
         x, weight if parts == 1 else _parts(weight), bias if bias is not None else x,
         add if add is not None else x, mask if mask is not None else x, y,
         rows, depth, columns, members,
-        *_strides(x),
+        *_strides(x), x[0].numel(),
         *weight.stride(), weight.numel(),
         *bias_strides,
         *((add.stride(1), add.stride(2)) if add is not None else (0, 0)), group,
         *((mask.stride(1), mask.stride(2)) if mask is not None else (0, 0)),
-        bias is not None, add is not None, mask is not None, relu,
+        y[0].numel(),
+        bias is not None, add is not None, mask is not None, relu, is_split(x), split,
         product_precision(), parts, tile_rows, tile_columns, tile_depth, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return y
@@ -250,9 +293,9 @@ def linear(
 def weight_gradient(x: Tensor, gradient: Tensor, *, bias: bool = True) -> tuple[Tensor, Tensor | None]:
     """Of W and of the bias in z = x W + bias, from dz [R, M, rows, out]: [R, M, in, out] and [R, M, out].
 
-    x: [R, rows, in] or [R, M, rows, in].
+    x: [R, rows, in] or [R, M, rows, in]. Both may be split.
     """
-    if gradient.shape[2] >= MANY_ROWS and product_parts() == 1:  # cuBLAS does not split numbers
+    if gradient.shape[-2] >= MANY_ROWS and product_parts() == 1:  # cuBLAS does not split numbers
         return _product_in_parts(x, gradient), gradient.sum(2) if bias else None
     dw, db = tall_product(x, gradient, bias)
     return dw, db if bias else None
@@ -260,26 +303,26 @@ def weight_gradient(x: Tensor, gradient: Tensor, *, bias: bool = True) -> tuple[
 
 def tall_product(x: Tensor, y: Tensor, sums: bool = False) -> tuple[Tensor, Tensor]:
     """xᵀ y of [R, (M,) rows, in] and [R, M, rows, out] -> [R, M, in, out]; with `sums`, also the sums of y's rows."""
-    runs, members, rows, columns = y.shape
+    runs, members, rows, columns = y.shape[-4:]
     depth, batch = x.shape[-1], runs * members
-    large = _is_tall(batch, rows, depth, columns)
-    split = product_parts() if large and min(depth, columns) >= SHALLOW else 1
+    large, given = _is_tall(batch, rows, depth, columns), is_split(x) or is_split(y)
+    split = 2 if given else product_parts() if large and min(depth, columns) >= SHALLOW else 1
     tile = 64 if large else 32
-    sizes = ((2 * tile if split > 1 else tile, depth), (tile, columns))
+    sizes = ((2 * tile if split > 1 else tile, depth), (2 * tile if given else tile, columns))
     tile_k, tile_n = (min(size, max(16, triton.next_power_of_2(width))) for size, width in sizes)
     tiles = triton.cdiv(depth, tile_k) * triton.cdiv(columns, tile_n)
     # few tiles with many rows each would leave most of the GPU idle: rows are summed in parts, then the parts
     parts = max(1, rows // 2048 if split > 1 else 1, min(rows // 256, 512 // (tiles * batch)))
     rows_per_part = triton.cdiv(triton.cdiv(rows, parts), 32) * 32
     parts = triton.cdiv(rows, rows_per_part)
-    product = torch.empty(parts, runs, members, depth, columns, device=x.device, dtype=x.dtype)
-    row_sums = torch.empty(parts, runs, members, columns, device=x.device, dtype=x.dtype)
+    product = torch.empty(parts, runs, members, depth, columns, device=x.device, dtype=torch.float32)
+    row_sums = torch.empty(parts, runs, members, columns, device=x.device, dtype=torch.float32)
     _tall_product_kernel[(tiles, batch, parts)](
         x, y.contiguous(), product, row_sums,
         rows, depth, columns, members, batch, rows_per_part,
-        *_strides(x),
-        sums,
-        product_precision(), split, tile_k, tile_n, 32, num_warps=4, num_stages=3,
+        *_strides(x), x[0].numel(), y[0].numel(),
+        sums, is_split(x), is_split(y),
+        product_precision(), split, tile_k, tile_n, 32, num_warps=8 if tile_n == 128 else 4, num_stages=3,
     )  # fmt: skip
     return (product[0], row_sums[0]) if parts == 1 else (product.sum(0), row_sums.sum(0))
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from c4rl.kernels.layer_norm import norm_relu, norm_relu_gradient
-from c4rl.kernels.linear import linear, weight_gradient
+from c4rl.kernels.linear import is_split, kept_in_parts, linear, weight_gradient
 
 ALIGNMENT = 16
 
@@ -42,7 +42,10 @@ class Layers(NamedTuple):
 
 
 class _Evaluated(NamedTuple):
-    """Every layer's result [R, M, rows, out], the last one's without ReLU; and what LayerNorm's gradient needs."""
+    """Every layer's result [R, M, rows, out], the last one's without ReLU; and what LayerNorm's gradient needs.
+
+    Hidden layers below the last may be split.
+    """
 
     results: list[Tensor]
     normalised: list[Tensor]
@@ -52,16 +55,19 @@ class _Evaluated(NamedTuple):
 def _evaluate(x: Tensor, actions: Tensor | None, layers: Layers, epsilon: float) -> _Evaluated:
     out = _Evaluated([], [], [])
     weights, biases, last = layers.weights, layers.biases, len(layers.weights) - 1
+    rows = (x if actions is None else actions).shape[-2]
     for layer in range(last + 1):
         relu = layer < last and not layers.gains
+        runs, members, units = biases[layer].shape
+        split = relu and layer < last - 1 and kept_in_parts(runs * members, rows, units)
         if layer > 0:
-            z = linear(out.results[-1], weights[layer], biases[layer], relu=relu)
+            z = linear(out.results[-1], weights[layer], biases[layer], relu=relu, split=split)
         elif actions is None:
-            z = linear(x, weights[0], biases[0], relu=relu)
+            z = linear(x, weights[0], biases[0], relu=relu, split=split)
         else:  # the first layer's state part is computed once per state
             width, count = x.shape[-1], actions.shape[-2] // x.shape[-2]
             states = linear(x, weights[0][:, :, :width], biases[0])
-            z = linear(actions, weights[0][:, :, width:], add=states, group=count, relu=relu)
+            z = linear(actions, weights[0][:, :, width:], add=states, group=count, relu=relu, split=split)
         if layers.gains and layer < last:
             z, normalised, scale = norm_relu(z, layers.gains[layer], layers.shifts[layer], epsilon)
             out.normalised.append(normalised)
@@ -71,7 +77,7 @@ def _evaluate(x: Tensor, actions: Tensor | None, layers: Layers, epsilon: float)
 
 
 class _StackedMLP(torch.autograd.Function):
-    """x (and actions, N per row of x) and layers -> the output, and every hidden layer.
+    """x (and actions, N per row of x) and layers -> the output, and every hidden layer (the first part of split ones).
 
     The output and the last hidden layer may be differentiated, once.
     """
@@ -90,6 +96,7 @@ class _StackedMLP(torch.autograd.Function):
         main.wait_stream(aside)
         ctx.save_for_backward(x, actions, *tensors, *hidden, *evaluated.normalised, *evaluated.scales)
         ctx.depth, ctx.count = depth, len(tensors)
+        hidden = [_first(h) for h in hidden]
         ctx.mark_non_differentiable(*hidden[:-1])
         ctx.set_materialize_grads(False)
         return output, *hidden
@@ -138,7 +145,9 @@ class _StackedMLP(torch.autograd.Function):
         for layer in range(top, 0, -1):
             keep(layer, hidden[layer - 1], dz)
             add = features.contiguous() if features is not None and layer == depth - 1 else None
-            dz = through(layer - 1, linear(dz, ctx.flipped[layer - 1], add=add, mask=masked(layer - 1)))
+            split = layer > 1 and is_split(hidden[layer - 2])  # which dz will be multiplied with
+            dy = linear(dz, ctx.flipped[layer - 1], add=add, mask=masked(layer - 1), split=split)
+            dz = through(layer - 1, dy)
         dx = dactions = None
         if actions is None:
             keep(0, x, dz)
@@ -161,6 +170,10 @@ class _StackedMLP(torch.autograd.Function):
         return dx, dactions, None, None, *weights, *biases, *gains, *shifts
 
 
+def _first(x: Tensor) -> Tensor:
+    return x[0] if is_split(x) else x
+
+
 def _over_members(x: Tensor) -> Tensor:
     """Their sum, [R, M, ...] -> [R, ...]."""
     return x.sum(1) if x.shape[1] > 1 else x.squeeze(1)
@@ -169,7 +182,8 @@ def _over_members(x: Tensor) -> Tensor:
 def stacked_mlp(x: Tensor, actions: Tensor | None, layers: Layers, epsilon: float) -> tuple[Tensor, list[Tensor]]:
     """x [R, rows, in], or [R, rows, s] beside actions [R, rows · N, a]; epsilon: LayerNorm's.
 
-    Gives the output [R, M, rows (· N), out] and every hidden layer [R, M, rows (· N), width].
+    Gives the output [R, M, rows (· N), out] and every hidden layer [R, M, rows (· N), width]; those below the last may
+    be rounded to bfloat16 where products are made of parts.
     """
     widths = [bias.shape[-1] for bias in layers.biases[:-1]]
     layers = _aligned(layers)
@@ -177,7 +191,7 @@ def stacked_mlp(x: Tensor, actions: Tensor | None, layers: Layers, epsilon: floa
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
         output, *hidden = _StackedMLP.apply(x, actions, len(layers.weights), epsilon, *layers.tensors)
     else:
-        *hidden, output = _evaluate(x, actions, layers, epsilon).results
+        *hidden, output = map(_first, _evaluate(x, actions, layers, epsilon).results)
     return output, [h if h.shape[-1] == width else h[..., :width] for h, width in zip(hidden, widths, strict=True)]
 
 
