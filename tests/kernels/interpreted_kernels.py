@@ -83,6 +83,14 @@ def test_a_network_whose_layers_are_kept_in_parts(monkeypatch: pytest.MonkeyPatc
     on_gpu.test_a_network_whose_layers_are_kept_in_parts(rows=40, widths=(72, 80, 64))
 
 
+@pytest.mark.parametrize("mode", ["fp32", "bf16x3"])
+def test_jacobian_vector_products(mode: str, used: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_is_large", "_is_tall"):
+        monkeypatch.setattr(linear_maps, name, lambda *sizes: True)
+    on_gpu.test_jacobian_vector_products(mode, rows=40, widths=(72, 80, 66))
+    assert ("_split_kernel" in used) == (mode == "bf16x3")
+
+
 def test_principal_directions(used: set[str]) -> None:
     rows = normal(2, 300, 20) * torch.logspace(0, -3, 20)
     fused = principal_directions(rows, 4)

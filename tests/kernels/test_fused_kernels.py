@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from c4rl import kernels
+from c4rl.algorithms.t_symmetry_dynamics import jacobian_vector_product
 from c4rl.c4.cluster_sampler import ClusterSampler
 from c4rl.c4.cross_covariance import penalty
 from c4rl.c4.principal_directions import principal_directions
@@ -83,6 +84,23 @@ def test_a_network_of_one_member() -> None:
     fused = mlp(rows)
     with kernels.kernels(False):
         torch.testing.assert_close(fused, mlp(rows), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["fp32", "bf16x3"])
+def test_jacobian_vector_products(mode: str, rows: int = 4200, widths: tuple[int, ...] = (208, 256, 200)) -> None:
+    mlp = StackedMLP(Stack((0, 1), 7, 2, CUDA), "net", (7, *widths, 18))
+    x, v = normal(2, rows, 7), normal(2, rows, 7, seed=1).requires_grad_()
+
+    def numbers() -> tuple[Tensor, ...]:
+        y, along = jacobian_vector_product(mlp, x, v)
+        loss = y.square().mean() + (along * y.detach().cos()).mean()
+        return y.detach(), along.detach(), *torch.autograd.grad(loss, [v, *mlp.parameters()])
+
+    with kernels.products(mode):
+        fused = numbers()
+    with kernels.kernels(False):
+        plain = numbers()
+    assert max(errors(fused, tuple(p.double() for p in plain))) < (1e-5 if mode == "fp32" else 1e-3)
 
 
 PARTS = pytest.mark.parametrize(("mode", "bound"), [("fp32", 1e-6), ("tf32", 2e-3), ("bf16x6", 4e-6), ("bf16x3", 1e-4)])

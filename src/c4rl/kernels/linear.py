@@ -181,8 +181,8 @@ Strides = tuple[int, int, int]  # of rows that may be shared by members: run, me
 
 
 def is_split(x: Tensor) -> bool:
-    """Whether x is kept as the two parts [2, ...] that products in bf16x3 take, which is as large in memory."""
-    return x.dtype == torch.bfloat16
+    """Whether x is kept as the two parts [2, R, M, rows, k] that products in bf16x3 take, as large in memory as x."""
+    return x.dim() == 5
 
 
 def kept_in_parts(batch: int, rows: int, width: int) -> bool:

@@ -170,6 +170,43 @@ class _StackedMLP(torch.autograd.Function):
         return dx, dactions, None, None, *weights, *biases, *gains, *shifts
 
 
+class _Tangents(torch.autograd.Function):
+    """v, weights and then hidden layers -> J·v; see `tangents`."""
+
+    @staticmethod
+    def forward(ctx: Any, v: Tensor, *tensors: Tensor) -> Tensor:
+        last = len(tensors) // 2
+        weights, hidden = tensors[: last + 1], tensors[last + 1 :]
+        results = [v]
+        for layer, weight in enumerate(weights[:-1]):
+            split = kept_in_parts(weight.shape[0] * weight.shape[1], v.shape[-2], weight.shape[3])
+            results.append(linear(results[-1], weight, mask=hidden[layer], split=split))
+        ctx.save_for_backward(*tensors, *results)
+        return linear(results[-1], weights[-1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, output: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        last = len(ctx.saved_tensors) // 3
+        weights, hidden = ctx.saved_tensors[: last + 1], ctx.saved_tensors[last + 1 : 2 * last + 1]
+        results, dz, gradients = ctx.saved_tensors[2 * last + 1 :], output.contiguous(), []
+        for layer in range(last, 0, -1):
+            gradients.append(weight_gradient(results[layer], dz, bias=False)[0])
+            split = is_split(results[layer - 1])
+            dz = linear(dz, weights[layer], mask=hidden[layer - 1], transposed=True, split=split)
+        gradients.append(weight_gradient(results[0], dz, bias=False)[0])
+        dv = _over_members(linear(dz, weights[0], transposed=True)) if ctx.needs_input_grad[0] else None
+        return dv, *reversed(gradients), *([None] * last)
+
+
+def tangents(v: Tensor, weights: Sequence[Tensor], hidden: Sequence[Tensor]) -> Tensor:
+    """J·v of a ReLU MLP with these hidden layers [R, M, rows, width], v [R, rows, in] -> [R, M, rows, out].
+
+    The ReLUs' slopes are piecewise constant: nothing flows back into the hidden layers.
+    """
+    return _Tangents.apply(v, *weights, *(h.detach() for h in hidden))
+
+
 def _first(x: Tensor) -> Tensor:
     return x[0] if is_split(x) else x
 
