@@ -6,48 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from c4rl.kernels import product_parts, product_precision
-
-
-@triton.jit
-def _parts_of(x):
-    """bfloat16 numbers whose sum is x, to float32's last digit."""
-    first = x.to(tl.bfloat16)
-    rest = x - first.to(tl.float32)
-    second = rest.to(tl.bfloat16)
-    return first, second, (rest - second.to(tl.float32)).to(tl.bfloat16)
-
-
-@triton.jit
-def _read_parts(X, part, inside, PARTS: tl.constexpr, SPLIT: tl.constexpr):
-    """Of the numbers at X, three parts, or two and one to ignore; SPLIT: they lie there in parts, `part` apart."""
-    x = tl.load(X, mask=inside, other=0.0)
-    if SPLIT:
-        second = tl.load(X + part, mask=inside, other=0.0)
-        return x, second, tl.load(X + 2 * part, mask=inside, other=0.0) if PARTS == 3 else second
-    else:
-        return _parts_of(x)
-
-
-@triton.jit
-def _product_of_parts(x0, x1, x2, y0, y1, y2, total, PARTS: tl.constexpr):
-    """The products that matter, small ones first; those left out are below the last digit kept."""
-    if PARTS == 3:
-        total = tl.dot(x2, y0, total)
-        total = tl.dot(x1, y1, total)
-        total = tl.dot(x0, y2, total)
-    total = tl.dot(x1, y0, total)
-    total = tl.dot(x0, y1, total)
-    return tl.dot(x0, y0, total)
-
-
-@triton.jit
-def _split_kernel(X, PARTS_OF_X, count, BLOCK: tl.constexpr):
-    """The three parts of `count` numbers, one after the other."""
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    x0, x1, x2 = _parts_of(tl.load(X + i, mask=i < count, other=0.0))
-    tl.store(PARTS_OF_X + i, x0, mask=i < count)
-    tl.store(PARTS_OF_X + count + i, x1, mask=i < count)
-    tl.store(PARTS_OF_X + 2 * count + i, x2, mask=i < count)
+from c4rl.kernels.parts import in_parts, is_split, parts_of, product_of_parts, read_parts
 
 
 @triton.jit
@@ -82,9 +41,9 @@ def _linear_kernel(
         x_tile, inside_x = x + i[:, None] * x_row + k[None, :], inside_i[:, None] & (k < K)[None, :]
         w_tile, inside_w = w + k[:, None] * w_k + n[None, :] * w_n, (k < K)[:, None] & inside_n[None, :]
         if PARTS > 1:
-            x0, x1, x2 = _read_parts(x_tile, x_part, inside_x, PARTS, X_SPLIT)
-            w0, w1, w2 = _read_parts(w_tile, w_part, inside_w, PARTS, True)
-            total = _product_of_parts(x0, x1, x2, w0, w1, w2, total, PARTS)
+            x0, x1, x2 = read_parts(x_tile, x_part, inside_x, PARTS, X_SPLIT)
+            w0, w1, w2 = read_parts(w_tile, w_part, inside_w, PARTS, True)
+            total = product_of_parts(x0, x1, x2, w0, w1, w2, total, PARTS)
         else:
             x0, w0 = tl.load(x_tile, mask=inside_x, other=0.0), tl.load(w_tile, mask=inside_w, other=0.0)
             total = tl.dot(x0, w0, total, input_precision=PRECISION)
@@ -100,7 +59,7 @@ def _linear_kernel(
         total = tl.where(active > 0, total, 0.0)
     y = Y + (b * rows + i[:, None]) * N + n[None, :]
     if Y_SPLIT:
-        y0, y1, _ = _parts_of(total)
+        y0, y1, _ = parts_of(total)
         tl.store(y, y0, mask=inside)
         tl.store(y + y_part, y1, mask=inside)
     else:
@@ -133,21 +92,21 @@ def _narrow_kernel(
 @triton.jit
 def _tall_product_kernel(
     X, Y, PRODUCT, SUMS,
-    rows, K, N, members, batch, rows_per_part,
+    rows, K, N, members, batch, rows_per_piece,
     x_run, x_member, x_row, x_part, y_part,
     HAS_SUMS: tl.constexpr, X_SPLIT: tl.constexpr, Y_SPLIT: tl.constexpr,
     PRECISION: tl.constexpr, PARTS: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
-    """PRODUCT[part, b, k, n] = sum_i X[b, i, k] Y[b, i, n] over the rows of a part; SUMS[part, b, n] = sum_i Y."""
-    tile, b, part = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    """PRODUCT[piece, b, k, n] = sum_i X[b, i, k] Y[b, i, n] over the rows of a piece; SUMS[piece, b, n] = sum_i Y."""
+    tile, b, piece = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     tiles_n = tl.cdiv(N, BN)
     k = (tile // tiles_n) * BK + tl.arange(0, BK)
     n = (tile % tiles_n) * BN + tl.arange(0, BN)
     run, member = b // members, b % members
     x, y = X + run * x_run + member * x_member, Y + b * rows * N
     inside_k, inside_n = k < K, n < N
-    first = part * rows_per_part
-    end = tl.minimum(first + rows_per_part, rows)
+    first = piece * rows_per_piece
+    end = tl.minimum(first + rows_per_piece, rows)
     total = tl.zeros((BK, BN), dtype=tl.float32)
     sums = tl.zeros((BN,), dtype=tl.float32)
     for start in range(first, end, BR):
@@ -156,9 +115,9 @@ def _tall_product_kernel(
         x_tile, inside_x = x + i[None, :] * x_row + k[:, None], inside_i[None, :] & inside_k[:, None]
         y_tile, inside_y = y + i[:, None] * N + n[None, :], inside_i[:, None] & inside_n[None, :]
         if PARTS > 1:
-            x0, x1, x2 = _read_parts(x_tile, x_part, inside_x, PARTS, X_SPLIT)
-            y0, y1, y2 = _read_parts(y_tile, y_part, inside_y, PARTS, Y_SPLIT)
-            total = _product_of_parts(x0, x1, x2, y0, y1, y2, total, PARTS)
+            x0, x1, x2 = read_parts(x_tile, x_part, inside_x, PARTS, X_SPLIT)
+            y0, y1, y2 = read_parts(y_tile, y_part, inside_y, PARTS, Y_SPLIT)
+            total = product_of_parts(x0, x1, x2, y0, y1, y2, total, PARTS)
             whole = y0.to(tl.float32) + y1.to(tl.float32)
             if not Y_SPLIT:
                 whole += y2.to(tl.float32)
@@ -168,7 +127,7 @@ def _tall_product_kernel(
             total = tl.dot(x0, whole, total, input_precision=PRECISION)
         if HAS_SUMS:
             sums += tl.sum(whole, axis=0)
-    place = part * batch + b
+    place = piece * batch + b
     tl.store(PRODUCT + (place * K + k[:, None]) * N + n[None, :], total, mask=inside_k[:, None] & inside_n[None, :])
     if HAS_SUMS and tile // tiles_n == 0:
         tl.store(SUMS + place * N + n, sums, mask=inside_n)
@@ -178,11 +137,6 @@ NARROW = 16  # up to so many columns the whole row is multiplied at once
 SHALLOW = 64  # factors of sums over fewer products are not split
 MANY_ROWS = 1024  # from here on a weight gradient is left to cuBLAS
 Strides = tuple[int, int, int]  # of rows that may be shared by members: run, member, row
-
-
-def is_split(x: Tensor) -> bool:
-    """Whether x is kept as the two parts [2, R, M, rows, k] that products in bf16x3 take, as large in memory as x."""
-    return x.dim() == 5
 
 
 def kept_in_parts(batch: int, rows: int, width: int) -> bool:
@@ -216,13 +170,6 @@ def _tiles(batch: int, rows: int, columns: int, tensor_cores: bool) -> tuple[int
     if tensor_cores:
         return (128, 128, 32, 8, 3) if rows >= 1024 else (128, 64, 32, 8, 3)
     return (128, 64, 32, 8, 3) if rows >= 1024 else (64, 64, 32, 4, 3)
-
-
-def _parts(x: Tensor) -> Tensor:
-    """The three parts of a dense tensor, [3, ...]."""
-    out = torch.empty(3, *x.shape, device=x.device, dtype=torch.bfloat16)
-    _split_kernel[(triton.cdiv(x.numel(), 1024),)](x, out, x.numel(), 1024)
-    return out
 
 
 def linear(
@@ -275,7 +222,7 @@ def linear(
     tile_depth = 16 if depth <= 16 else tile_depth
     grid = (triton.cdiv(rows, tile_rows) * triton.cdiv(columns, tile_columns), runs * members)
     _linear_kernel[grid](
-        x, weight if parts == 1 else _parts(weight), bias if bias is not None else x,
+        x, weight if parts == 1 else in_parts(weight), bias if bias is not None else x,
         add if add is not None else x, mask if mask is not None else x, y,
         rows, depth, columns, members,
         *_strides(x), x[0].numel(),
@@ -296,7 +243,7 @@ def weight_gradient(x: Tensor, gradient: Tensor, *, bias: bool = True) -> tuple[
     x: [R, rows, in] or [R, M, rows, in]. Both may be split.
     """
     if gradient.shape[-2] >= MANY_ROWS and product_parts() == 1:  # cuBLAS does not split numbers
-        return _product_in_parts(x, gradient), gradient.sum(2) if bias else None
+        return _product_in_pieces(x, gradient), gradient.sum(2) if bias else None
     dw, db = tall_product(x, gradient, bias)
     return dw, db if bias else None
 
@@ -306,32 +253,32 @@ def tall_product(x: Tensor, y: Tensor, sums: bool = False) -> tuple[Tensor, Tens
     runs, members, rows, columns = y.shape[-4:]
     depth, batch = x.shape[-1], runs * members
     large, given = _is_tall(batch, rows, depth, columns), is_split(x) or is_split(y)
-    split = 2 if given else product_parts() if large and min(depth, columns) >= SHALLOW else 1
+    parts = 2 if given else product_parts() if large and min(depth, columns) >= SHALLOW else 1
     tile = 64 if large else 32
-    sizes = ((2 * tile if split > 1 else tile, depth), (2 * tile if given else tile, columns))
+    sizes = ((2 * tile if parts > 1 else tile, depth), (2 * tile if given else tile, columns))
     tile_k, tile_n = (min(size, max(16, triton.next_power_of_2(width))) for size, width in sizes)
     tiles = triton.cdiv(depth, tile_k) * triton.cdiv(columns, tile_n)
-    # few tiles with many rows each would leave most of the GPU idle: rows are summed in parts, then the parts
-    parts = max(1, rows // 2048 if split > 1 else 1, min(rows // 256, 512 // (tiles * batch)))
-    rows_per_part = triton.cdiv(triton.cdiv(rows, parts), 32) * 32
-    parts = triton.cdiv(rows, rows_per_part)
-    product = torch.empty(parts, runs, members, depth, columns, device=x.device, dtype=torch.float32)
-    row_sums = torch.empty(parts, runs, members, columns, device=x.device, dtype=torch.float32)
-    _tall_product_kernel[(tiles, batch, parts)](
+    # few tiles with many rows each would leave most of the GPU idle: rows are summed in pieces, then the pieces
+    pieces = max(1, rows // 2048 if parts > 1 else 1, min(rows // 256, 512 // (tiles * batch)))
+    rows_per_piece = triton.cdiv(triton.cdiv(rows, pieces), 32) * 32
+    pieces = triton.cdiv(rows, rows_per_piece)
+    product = torch.empty(pieces, runs, members, depth, columns, device=x.device, dtype=torch.float32)
+    row_sums = torch.empty(pieces, runs, members, columns, device=x.device, dtype=torch.float32)
+    _tall_product_kernel[(tiles, batch, pieces)](
         x, y.contiguous(), product, row_sums,
-        rows, depth, columns, members, batch, rows_per_part,
+        rows, depth, columns, members, batch, rows_per_piece,
         *_strides(x), x[0].numel(), y[0].numel(),
         sums, is_split(x), is_split(y),
-        product_precision(), split, tile_k, tile_n, 32, num_warps=8 if tile_n == 128 else 4, num_stages=3,
+        product_precision(), parts, tile_k, tile_n, 32, num_warps=8 if tile_n == 128 else 4, num_stages=3,
     )  # fmt: skip
-    return (product[0], row_sums[0]) if parts == 1 else (product.sum(0), row_sums.sum(0))
+    return (product[0], row_sums[0]) if pieces == 1 else (product.sum(0), row_sums.sum(0))
 
 
-def _product_in_parts(x: Tensor, y: Tensor) -> Tensor:
+def _product_in_pieces(x: Tensor, y: Tensor) -> Tensor:
     """xᵀ y of many rows, by cuBLAS: its products of this shape are faster than ours once the rows are split."""
     runs, members, rows, columns = y.shape
     if x.dim() == 3:
         x = x.unsqueeze(1).expand(-1, members, -1, -1)
-    parts = next(parts for parts in (16, 8, 4, 2, 1) if rows % parts == 0)
-    pieces = torch.bmm(x.reshape(runs * members * parts, rows // parts, -1).mT, y.reshape(-1, rows // parts, columns))
-    return pieces.view(runs, members, parts, -1, columns).sum(2)
+    count = next(count for count in (16, 8, 4, 2, 1) if rows % count == 0)
+    pieces = torch.bmm(x.reshape(runs * members * count, rows // count, -1).mT, y.reshape(-1, rows // count, columns))
+    return pieces.view(runs, members, count, -1, columns).sum(2)

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from c4rl.kernels.layer_norm import norm_relu, norm_relu_gradient
-from c4rl.kernels.linear import is_split, kept_in_parts, linear, weight_gradient
+from c4rl.kernels.linear import kept_in_parts, linear, weight_gradient
+from c4rl.kernels.parts import is_split
 
 ALIGNMENT = 16
 
