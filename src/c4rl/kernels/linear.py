@@ -136,12 +136,14 @@ def _tall_product_kernel(
 NARROW = 16  # up to so many columns the whole row is multiplied at once
 SHALLOW = 64  # factors of sums over fewer products are not split
 MANY_ROWS = 1024  # from here on a weight gradient is left to cuBLAS
+MANY_RESULTS = 400 * 64 * 64  # so many keep the whole GPU busy in large tiles
 Strides = tuple[int, int, int]  # of rows that may be shared by members: run, member, row
 
 
 def kept_in_parts(batch: int, rows: int, width: int) -> bool:
     """Whether a layer that nobody reads but products should be."""
-    return product_parts() == 2 and width >= SHALLOW and _is_large(batch, rows, width) and _is_tall(batch, rows, 64, 64)
+    large = _is_large(batch, rows, width) and _is_tall(batch, rows, width, width)
+    return product_parts() == 2 and width >= SHALLOW and large
 
 
 def _strides(x: Tensor) -> Strides:
@@ -153,12 +155,12 @@ def _strides(x: Tensor) -> Strides:
 
 def _is_large(batch: int, rows: int, columns: int) -> bool:
     """Whether a product has work enough for the whole GPU in large tiles."""
-    return columns > NARROW and batch * rows * columns >= 64 * 64 * 400
+    return columns > NARROW and batch * rows * columns >= MANY_RESULTS
 
 
 def _is_tall(batch: int, rows: int, depth: int, columns: int) -> bool:
-    """The same of a product that sums over rows."""
-    return min(depth, columns) > 32 and batch * rows >= 8192
+    """The same of a product that sums over rows, which may be summed in pieces."""
+    return min(depth, columns) > 32 and (batch * rows >= 8192 or batch * depth * columns >= MANY_RESULTS)
 
 
 def _tiles(batch: int, rows: int, columns: int, tensor_cores: bool) -> tuple[int, int, int, int, int]:
