@@ -100,8 +100,7 @@ class TrainConfig:
     fused_kernels: bool = True
     """On a GPU: use this package's Triton kernels where they apply, PyTorch's own otherwise."""
     precision: str = "fp32"
-    """Of an update's matrix products on a GPU: fp32, or bf16x3, sums of products of parts of the numbers, which is
-    faster in large networks, batches and stacks of runs, and was shown to be harmless (benchmarks/speed.md)."""
+    """Of matrix products on a GPU: fp32, or bf16x3, faster where products are large (benchmarks/speed.md)."""
     monitor: bool = False
     """Log the cross-covariance diagnostics, also without the c4 plug-in."""
     options: AlgorithmConfig = field(default_factory=AlgorithmConfig)

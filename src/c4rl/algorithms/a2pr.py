@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from c4rl.algorithms.algorithm import Metrics, Published
+from c4rl.algorithms.losses import squared_error, td_target
 from c4rl.algorithms.td3 import TD3, TD3Config
 from c4rl.errors import InputError
-from c4rl.networks import Stack, StackedMLP, Value, per_row
+from c4rl.networks import Stack, StackedMLP, Value
 from c4rl.plugins import Plugins
 from c4rl.random import Streams
 from c4rl.training.buffer import Batch
@@ -165,9 +166,9 @@ class A2PR(TD3):
         # V regresses on the smaller of the targets of the target critics and of the online ones
         with torch.no_grad():
             online_next_q = self.critic(batch.next_observations, next_actions).q.amin(1)
-            online_y = batch.rewards + per_row(config.discount) * batch.continues * online_next_q
+            online_y = td_target(batch, config.discount, online_next_q)
         value = self.value(batch.observations)
-        value_loss = (value - torch.minimum(y, online_y)).square().mean(1)
+        value_loss = squared_error(value, torch.minimum(y, online_y)).mean(1)
         self.optimizers["value"].step(value_loss)
         value = value.detach()  # advantages below are over V as it was before its step
 
@@ -176,15 +177,15 @@ class A2PR(TD3):
             logged_q = self.critic.at(batch.state_actions, members=slice(1)).q.squeeze(1)
         positive = logged_q > value
         reconstruction = self.vae(batch.observations, batch.actions, self._latent_noise("vae_latent", batch))
-        squared_error = (reconstruction.actions - batch.actions).square().mean(2)
-        reconstruction_loss = config.reconstruction_weight * (positive * squared_error).mean(1)
+        error = squared_error(reconstruction.actions, batch.actions).mean(2)
+        reconstruction_loss = config.reconstruction_weight * (positive * error).mean(1)
         kl = reconstruction.kl()
         self.optimizers["vae"].step(reconstruction_loss + config.kl_weight * kl)
 
         if self.phase(step):
             actions = self.actor(batch.observations)
             target, augmented, cloned = self._cloning_target(batch, actions, logged_q, value)
-            cloning = config.cloning_weight * (cloned * (actions - target).square().mean(2)).mean(1)
+            cloning = config.cloning_weight * (cloned * squared_error(actions, target).mean(2)).mean(1)
             actor_loss = cloning - self.scaled_q(batch, actions)
             self.actor_step(batch, actions, actor_loss)
             self._last["actor_loss"].copy_(actor_loss.detach())

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from c4rl.algorithms.algorithm import ADROIT, Algorithm, CriticConfig, Metrics, Published, Stage
+from c4rl.algorithms.losses import squared_error, td_target
 from c4rl.errors import InputError
 from c4rl.networks import Critic, Stack, Value
 from c4rl.plugins import CriticStep, Plugins
@@ -191,10 +192,10 @@ class BPPO(Algorithm):
         batch = batch._replace(continues=batch.continues * batch.next_valid)  # cut off is ended
         with torch.no_grad():
             next_q = self._value_of(self.target_critic.at(batch.next_state_actions).q)
-            y = batch.rewards.unsqueeze(1) + self.discount * batch.continues.unsqueeze(1) * next_q  # [R, 1, B]
+            y = td_target(batch, self.discount, next_q[:, 0]).unsqueeze(1)  # [R, 1, B]
         output = self.critic.at(batch.state_actions)
         q = self._value_of(output.q)
-        td_loss = (q - y).square().mean(2)  # [R, M], M = 1
+        td_loss = squared_error(q, y).mean(2)  # [R, M], M = 1
         next_actions = batch.next_state_actions[..., self.stack.observation_dim :]
         penalty = self.plugins.critic_penalty(
             CriticStep(batch, self.critic, self.target_critic, output, next_actions, td_loss)
@@ -208,7 +209,7 @@ class BPPO(Algorithm):
         """V(s) on the return that followed."""
         assert batch.rows is not None
         value = self._value_of(self.value(batch.observations))
-        loss = (value - self.returns[batch.rows]).square().mean(1)
+        loss = squared_error(value, self.returns[batch.rows]).mean(1)
         self.optimizers["value"].step(loss)
         return {"value_loss": loss.detach(), "v": value.detach().mean(1)}
 
@@ -322,7 +323,7 @@ class BPPO(Algorithm):
     @torch.no_grad()
     def temporal_difference(self, batch: Batch) -> Tensor:
         next_q = self._value_of(self.target_critic(batch.next_observations, self.act(batch.next_observations)).q)
-        y = (batch.rewards + self.discount * batch.continues * next_q[:, 0]).unsqueeze(1)
+        y = td_target(batch, self.discount, next_q[:, 0]).unsqueeze(1)
         return y - self._value_of(self.critic.at(batch.state_actions).q)
 
     def state(self) -> dict[str, Tensor]:

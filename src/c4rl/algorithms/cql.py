@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from c4rl.algorithms.algorithm import EVERY_TASK, Algorithm, CriticConfig, Metrics, Published
+from c4rl.algorithms.losses import squared_error, td_target
 from c4rl.networks import Critic, Stack, per_row
 from c4rl.plugins import ActorStep, CriticStep, Plugins
 from c4rl.policies import GaussianPolicy, TanhGaussian
@@ -193,7 +194,7 @@ class CQL(Algorithm):
         next_actions, y = self._target(batch, next_policy, alpha)
         drawn, log_density = self._drawn_actions(batch, policy.detach(), next_policy)
         output, q_drawn = self.critic.beside(batch.observations, batch.actions, drawn)
-        td_loss = (output.q - y.unsqueeze(1)).square().mean(2)  # [R, M]
+        td_loss = squared_error(output.q, y.unsqueeze(1)).mean(2)  # [R, M]
         gap = self._gap(q_drawn, log_density, output.q)
         conservative, dual_loss = self._conservative_losses(gap)
         penalty = self.plugins.critic_penalty(
@@ -236,7 +237,7 @@ class CQL(Algorithm):
             log_prob = many_log_prob.gather(2, best.unsqueeze(2)).squeeze(2)
         if config.backup_entropy:
             next_q = next_q - alpha.unsqueeze(1) * log_prob
-        return actions, batch.rewards + per_row(config.discount) * batch.continues * next_q
+        return actions, td_target(batch, config.discount, next_q)
 
     @torch.no_grad()
     def _drawn_actions(self, batch: Batch, policy: TanhGaussian, next_policy: TanhGaussian) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from c4rl.algorithms.algorithm import Algorithm, CriticConfig, Metrics, Published
+from c4rl.algorithms.losses import squared_error, td_target
 from c4rl.errors import InputError
 from c4rl.networks import Critic, CriticOutput, Stack, Value, per_row
 from c4rl.plugins import ActorStep, CriticStep, Plugins
@@ -162,9 +163,9 @@ class IQL(Algorithm):
 
         # critics: TD on the new V; no action is chosen anywhere
         with torch.no_grad():
-            y = batch.rewards + per_row(config.discount) * batch.continues * self.value(batch.next_observations)
+            y = td_target(batch, config.discount, self.value(batch.next_observations))
         output = self.critic.at(batch.state_actions)
-        td_loss = (output.q - y.unsqueeze(1)).square().mean(2)  # [R, M]
+        td_loss = squared_error(output.q, y.unsqueeze(1)).mean(2)  # [R, M]
         penalty = self.plugins.critic_penalty(self._critic_step(batch, output, td_loss))
         self.optimizers["critic"].step(td_loss + penalty)
         self.polyak.step()

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from c4rl.algorithms.algorithm import EVERY_TASK, LOCOMOTION, Algorithm, CriticConfig, Metrics, Published, Stage
 from c4rl.algorithms.iql import advantage_weight, expectile_loss
+from c4rl.algorithms.losses import squared_error, td_target
 from c4rl.algorithms.trajectory_styles import StyleConfig, StyleDistributions, StylePolicies, TrajectoryStyles
 from c4rl.errors import InputError
-from c4rl.networks import Critic, Stack, Value, per_row
+from c4rl.networks import Critic, Stack, Value
 from c4rl.plugins import ActorStep, CriticStep, Plugins
 from c4rl.random import Streams
 from c4rl.training.buffer import Batch, TransitionBuffer
@@ -156,9 +157,9 @@ class SORL(Algorithm):
 
         # Q: one-step backup of V, without any next action; a penalty on (s', a') is shown the logged one, where it is
         with torch.no_grad():
-            y = batch.rewards + per_row(config.discount) * batch.continues * self.value(batch.next_observations)
+            y = td_target(batch, config.discount, self.value(batch.next_observations))
         output = self.critic.at(batch.state_actions)
-        td_loss = (output.q - y.unsqueeze(1)).square().mean(2)  # [R, M]
+        td_loss = squared_error(output.q, y.unsqueeze(1)).mean(2)  # [R, M]
         next_actions = batch.next_state_actions[..., self.stack.observation_dim :]
         shown = batch._replace(continues=batch.continues * batch.next_valid)
         penalty = self.plugins.critic_penalty(

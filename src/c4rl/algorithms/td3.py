@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from c4rl.algorithms.algorithm import Algorithm, CriticConfig
-from c4rl.networks import Critic, CriticOutput, Stack, per_row
+from c4rl.algorithms.losses import squared_error, td_target
+from c4rl.networks import Critic, CriticOutput, Stack
 from c4rl.plugins import ActorStep, CriticStep, Plugins
 from c4rl.policies import DeterministicPolicy
 from c4rl.random import Streams
@@ -74,12 +75,12 @@ class TD3(Algorithm):
         noise = noise.clamp(-config.noise_clip, config.noise_clip)
         next_actions = (self.target_actor(batch.next_observations) + noise).clamp(-1, 1)
         next_q = self.target_critic(batch.next_observations, next_actions).q.amin(1)
-        return next_actions, batch.rewards + per_row(config.discount) * batch.continues * next_q
+        return next_actions, td_target(batch, config.discount, next_q)
 
     def critic_step(self, batch: Batch, next_actions: Tensor, y: Tensor) -> tuple[CriticOutput, Tensor]:
         """One step on the TD loss and what plug-ins add; the critics as they were, and the TD loss [R, M]."""
         output = self.critic.at(batch.state_actions)
-        td_loss = (output.q - y.unsqueeze(1)).square().mean(2)
+        td_loss = squared_error(output.q, y.unsqueeze(1)).mean(2)
         penalty = self.plugins.critic_penalty(
             CriticStep(batch, self.critic, self.target_critic, output, next_actions, td_loss)
         )

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from c4rl.algorithms.algorithm import EVERY_TASK, Metrics, Published
+from c4rl.algorithms.losses import squared_error
 from c4rl.algorithms.td3 import TD3, TD3Config
 from c4rl.networks import Stack
 from c4rl.plugins import Plugins
@@ -63,7 +64,7 @@ class TD3BC(TD3):
 
         if self.phase(step):
             actions = self.actor(batch.observations)
-            cloning = (actions - batch.actions).square().mean((1, 2))
+            cloning = squared_error(actions, batch.actions).mean((1, 2))
             actor_loss = cloning - self.scaled_q(batch, actions)
             self.actor_step(batch, actions, actor_loss)
             self._actor_loss.copy_(actor_loss.detach())

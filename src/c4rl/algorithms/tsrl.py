@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from c4rl.algorithms.algorithm import Algorithm, Metrics, Published, Stage
+from c4rl.algorithms.losses import squared_error, td_target
 from c4rl.algorithms.t_symmetry_dynamics import ResidualStatistics, TSymmetryDynamics, mean_over
 from c4rl.algorithms.td3 import TD3Config
 from c4rl.errors import InputError
@@ -250,10 +251,10 @@ class TSRL(Algorithm):
             next_actions = (self.target_actor(batch.next_observations, masks) + noise).clamp(-1, 1)
             next_z = model.encoder(torch.cat([batch.next_observations, next_actions], dim=2))
             next_q = self.target_critic.at(next_z).q.amin(1)
-            y = batch.rewards + per_row(config.discount) * batch.continues * next_q
+            y = td_target(batch, config.discount, next_q)
 
         output = self.critic.at(z)
-        td_loss = mean_over((output.q - y.unsqueeze(1)).square(), used.unsqueeze(1))  # [R, M]
+        td_loss = mean_over(squared_error(output.q, y.unsqueeze(1)), used.unsqueeze(1))  # [R, M]
         latent, backup = self._as_the_critic_sees(batch, z, next_z)
         penalty = self.plugins.critic_penalty(
             CriticStep(latent, self.critic, self.target_critic, output, backup, td_loss)
@@ -268,7 +269,7 @@ class TSRL(Algorithm):
             forward_step = model.forward_step(z_s, z_a)
             trip = model.round_trip(z_s, z_a, forward_step, next_z_s)
             asymmetry = mean_over(trip.square().mean(2), batch.continues)  # a terminal's s' is another episode's
-            cloning = mean_over((z_a - model.split(z)[1]).square().mean(2), used)
+            cloning = mean_over(squared_error(z_a, model.split(z)[1]).mean(2), used)
 
             noise, trusted = self._trusted_noise(batch, z_s, z_a, forward_step)
             asked = torch.cat([torch.cat([z_s, z_s + noise], dim=1), z_a.repeat(1, 2, 1)], dim=2)
