@@ -38,6 +38,13 @@ KERNELS = {  # by file; each is to be seen
     "covariance": {"_centre_kernel", "_size_kernel", "_gradient_kernel"},
     "layer_norm": {"_forward_kernel", "_backward_kernel"},
     "linear": {"_linear_kernel", "_narrow_kernel", "_tall_product_kernel"},
+    "losses": {
+        "_mean_square_kernel",
+        "_mean_square_gradient_kernel",
+        "_target_kernel",
+        "_relative_mean_kernel",
+        "_spread_kernel",
+    },
     "metrics": {"_add_kernel"},
     "parts": {"_split_kernel"},
     "random": {"_draw_kernel", "_cluster_rows_kernel"},

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from c4rl import kernels
+from c4rl.algorithms.losses import clipped_target, mean_squared_error, relative_mean
 from c4rl.algorithms.t_symmetry_dynamics import jacobian_vector_product
 from c4rl.c4.cluster_sampler import ClusterSampler
 from c4rl.c4.cross_covariance import penalty
@@ -14,6 +15,7 @@ from c4rl.c4.principal_directions import principal_directions
 from c4rl.networks import Critic, Stack, StackedMLP
 from c4rl.policies import TanhGaussian
 from c4rl.random import Streams
+from c4rl.training.buffer import Batch
 from c4rl.training.optimizer import FlatAdam
 
 pytestmark = pytest.mark.skipif(kernels.missing() is not None, reason=f"no fused kernels here: {kernels.missing()}")
@@ -101,6 +103,41 @@ def test_jacobian_vector_products(mode: str, rows: int = 4200, widths: tuple[int
     with kernels.kernels(False):
         plain = numbers()
     assert max(errors(fused, tuple(p.double() for p in plain))) < (1e-5 if mode == "fp32" else 1e-3)
+
+
+@pytest.mark.parametrize("per_run", [False, True])
+@pytest.mark.parametrize("rows", [37, 1500])
+def test_losses(rows: int, per_run: bool) -> None:
+    """Against the plain code in float64; tensors lie in memory as in training: columns of rows, one of N actions."""
+    packed, q_drawn = normal(3, rows, 19), normal(3, 2, rows, 4, seed=1).requires_grad_()
+    actions, value = normal(3, rows, 5, seed=2).requires_grad_(), normal(3, rows, seed=3).requires_grad_()
+    setting = torch.tensor([0.9, 0.5, 0.99], device=CUDA) if per_run else 0.9
+
+    def numbers(dtype: torch.dtype) -> tuple[Tensor, ...]:
+        rows_, q, a, v = (t.to(dtype) for t in (packed, q_drawn, actions, value))
+        given = setting.to(dtype) if isinstance(setting, Tensor) else setting
+        empty = [rows_[..., :0]] * 5
+        batch = Batch(*empty, rewards=rows_[..., 7], continues=(rows_[..., 8] > 0).to(dtype), next_valid=rows_[..., 0])
+        batch = batch._replace(continues=torch.stack([batch.continues, batch.rewards], dim=2)[..., 0])
+        y = clipped_target(batch, given, q[..., 2].detach())
+        losses = (
+            mean_squared_error(q[..., 0], y.unsqueeze(1), keep=2),
+            mean_squared_error(a, rows_[..., 3:8]),
+            mean_squared_error(v, y),
+            relative_mean(v, given),
+        )
+        total = sum((loss * torch.arange(1, loss.numel() + 1, device=CUDA).view_as(loss)).sum() for loss in losses)
+        return y, *(loss.detach() for loss in losses), *torch.autograd.grad(total, [q_drawn, actions, value])
+
+    exact = tuple(number.double() for number in numbers(torch.float64))
+    assert max(errors(numbers(torch.float32), exact)) < 2e-6
+
+
+def test_a_target_of_no_number_is_none() -> None:
+    q = torch.tensor([[[1.0, float("nan")], [float("nan"), 2.0]]], device=CUDA)
+    rewards = torch.ones(1, 2, device=CUDA)
+    batch = Batch(*[rewards] * 5, rewards=rewards, continues=rewards, next_valid=rewards)
+    assert clipped_target(batch, 0.9, q).isnan().all()
 
 
 PARTS = pytest.mark.parametrize(("mode", "bound"), [("fp32", 1e-6), ("tf32", 2e-3), ("bf16x6", 4e-6), ("bf16x3", 1e-4)])

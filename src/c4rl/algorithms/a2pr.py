@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from c4rl.algorithms.algorithm import Metrics, Published
-from c4rl.algorithms.losses import squared_error, td_target
+from c4rl.algorithms.losses import clipped_target, mean_squared_error, squared_error
 from c4rl.algorithms.td3 import TD3, TD3Config
 from c4rl.errors import InputError
 from c4rl.networks import Stack, StackedMLP, Value
@@ -165,10 +165,10 @@ class A2PR(TD3):
 
         # V regresses on the smaller of the targets of the target critics and of the online ones
         with torch.no_grad():
-            online_next_q = self.critic(batch.next_observations, next_actions).q.amin(1)
-            online_y = td_target(batch, config.discount, online_next_q)
+            online_next_q = self.critic(batch.next_observations, next_actions).q
+            online_y = clipped_target(batch, config.discount, online_next_q)
         value = self.value(batch.observations)
-        value_loss = squared_error(value, torch.minimum(y, online_y)).mean(1)
+        value_loss = mean_squared_error(value, torch.minimum(y, online_y))
         self.optimizers["value"].step(value_loss)
         value = value.detach()  # advantages below are over V as it was before its step
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from c4rl.algorithms.losses import td_target
+from c4rl.algorithms.losses import clipped_target
 from c4rl.networks import Critic, Stack
 from c4rl.plugins import Plugins, module_state
 from c4rl.policies import Policy
@@ -193,8 +193,7 @@ class Algorithm(ABC):
         critic, target = self.critics
         with torch.no_grad():
             next_pairs = torch.cat([batch.next_observations, self.act(batch.next_observations)], dim=2)
-            next_q = target.at(self.critic_inputs(next_pairs)).q.amin(1)
-            y = td_target(batch, self.discount, next_q)
+            y = clipped_target(batch, self.discount, target.at(self.critic_inputs(next_pairs)).q)
             return y.unsqueeze(1) - critic.at(self.critic_inputs(batch.state_actions)).q
 
     def state(self) -> dict[str, Tensor]:

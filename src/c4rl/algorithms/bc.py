@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from c4rl.algorithms.algorithm import EVERY_TASK, Algorithm, AlgorithmConfig, Metrics, Published
-from c4rl.algorithms.losses import squared_error
+from c4rl.algorithms.losses import mean_squared_error
 from c4rl.networks import Stack
 from c4rl.plugins import Plugins
 from c4rl.policies import DeterministicPolicy, GaussianPolicy
@@ -54,7 +54,7 @@ class BC(Algorithm):
 
     def update(self, batch: Batch, step: int) -> Metrics:
         if isinstance(self.actor, DeterministicPolicy):
-            loss = squared_error(self.actor(batch.observations), batch.actions).mean((1, 2))
+            loss = mean_squared_error(self.actor(batch.observations), batch.actions)
         else:
             loss = -self.actor(batch.observations).log_prob(batch.actions).mean(1)
         self.optimizers["actor"].step(loss)

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from c4rl.algorithms.algorithm import ADROIT, Algorithm, CriticConfig, Metrics, Published, Stage
-from c4rl.algorithms.losses import squared_error, td_target
+from c4rl.algorithms.losses import mean_squared_error, td_target
 from c4rl.errors import InputError
 from c4rl.networks import Critic, Stack, Value
 from c4rl.plugins import CriticStep, Plugins
@@ -195,7 +195,7 @@ class BPPO(Algorithm):
             y = td_target(batch, self.discount, next_q[:, 0]).unsqueeze(1)  # [R, 1, B]
         output = self.critic.at(batch.state_actions)
         q = self._value_of(output.q)
-        td_loss = squared_error(q, y).mean(2)  # [R, M], M = 1
+        td_loss = mean_squared_error(q, y, keep=2)  # [R, M], M = 1
         next_actions = batch.next_state_actions[..., self.stack.observation_dim :]
         penalty = self.plugins.critic_penalty(
             CriticStep(batch, self.critic, self.target_critic, output, next_actions, td_loss)
@@ -209,7 +209,7 @@ class BPPO(Algorithm):
         """V(s) on the return that followed."""
         assert batch.rows is not None
         value = self._value_of(self.value(batch.observations))
-        loss = squared_error(value, self.returns[batch.rows]).mean(1)
+        loss = mean_squared_error(value, self.returns[batch.rows])
         self.optimizers["value"].step(loss)
         return {"value_loss": loss.detach(), "v": value.detach().mean(1)}
 

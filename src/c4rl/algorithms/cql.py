@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from c4rl.algorithms.algorithm import EVERY_TASK, Algorithm, CriticConfig, Metrics, Published
-from c4rl.algorithms.losses import squared_error, td_target
+from c4rl.algorithms.losses import mean_squared_error, td_target
 from c4rl.networks import Critic, Stack, per_row
 from c4rl.plugins import ActorStep, CriticStep, Plugins
 from c4rl.policies import GaussianPolicy, TanhGaussian
@@ -194,7 +194,7 @@ class CQL(Algorithm):
         next_actions, y = self._target(batch, next_policy, alpha)
         drawn, log_density = self._drawn_actions(batch, policy.detach(), next_policy)
         output, q_drawn = self.critic.beside(batch.observations, batch.actions, drawn)
-        td_loss = squared_error(output.q, y.unsqueeze(1)).mean(2)  # [R, M]
+        td_loss = mean_squared_error(output.q, y.unsqueeze(1), keep=2)  # [R, M]
         gap = self._gap(q_drawn, log_density, output.q)
         conservative, dual_loss = self._conservative_losses(gap)
         penalty = self.plugins.critic_penalty(

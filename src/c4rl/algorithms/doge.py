@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from c4rl.algorithms.algorithm import Metrics, Published
-from c4rl.algorithms.losses import squared_error
+from c4rl.algorithms.losses import mean_squared_error
 from c4rl.algorithms.td3 import TD3, TD3Config
 from c4rl.errors import InputError
 from c4rl.networks import Critic, Stack
@@ -163,7 +163,7 @@ class DOGE(TD3):
                 negatives = self._negative_actions(batch)
                 distances = (negatives - batch.actions.unsqueeze(2)).norm(dim=3)  # [R, B, N]
             estimates = self.distance(batch.observations, negatives).q.squeeze(1)
-            distance_loss = squared_error(estimates, distances).mean((1, 2))
+            distance_loss = mean_squared_error(estimates, distances)
             self.optimizers["distance"].step(distance_loss)
             self._last["distance_loss"].copy_(distance_loss.detach())
 

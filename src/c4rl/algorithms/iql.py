@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from c4rl.algorithms.algorithm import Algorithm, CriticConfig, Metrics, Published
-from c4rl.algorithms.losses import squared_error, td_target
+from c4rl.algorithms.losses import mean_squared_error, td_target
 from c4rl.errors import InputError
 from c4rl.networks import Critic, CriticOutput, Stack, Value, per_row
 from c4rl.plugins import ActorStep, CriticStep, Plugins
@@ -165,7 +165,7 @@ class IQL(Algorithm):
         with torch.no_grad():
             y = td_target(batch, config.discount, self.value(batch.next_observations))
         output = self.critic.at(batch.state_actions)
-        td_loss = squared_error(output.q, y.unsqueeze(1)).mean(2)  # [R, M]
+        td_loss = mean_squared_error(output.q, y.unsqueeze(1), keep=2)  # [R, M]
         penalty = self.plugins.critic_penalty(self._critic_step(batch, output, td_loss))
         self.optimizers["critic"].step(td_loss + penalty)
         self.polyak.step()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from c4rl.algorithms.algorithm import EVERY_TASK, LOCOMOTION, Algorithm, CriticConfig, Metrics, Published, Stage
 from c4rl.algorithms.iql import advantage_weight, expectile_loss
-from c4rl.algorithms.losses import squared_error, td_target
+from c4rl.algorithms.losses import mean_squared_error, td_target
 from c4rl.algorithms.trajectory_styles import StyleConfig, StyleDistributions, StylePolicies, TrajectoryStyles
 from c4rl.errors import InputError
 from c4rl.networks import Critic, Stack, Value
@@ -159,7 +159,7 @@ class SORL(Algorithm):
         with torch.no_grad():
             y = td_target(batch, config.discount, self.value(batch.next_observations))
         output = self.critic.at(batch.state_actions)
-        td_loss = squared_error(output.q, y.unsqueeze(1)).mean(2)  # [R, M]
+        td_loss = mean_squared_error(output.q, y.unsqueeze(1), keep=2)  # [R, M]
         next_actions = batch.next_state_actions[..., self.stack.observation_dim :]
         shown = batch._replace(continues=batch.continues * batch.next_valid)
         penalty = self.plugins.critic_penalty(

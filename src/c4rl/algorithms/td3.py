@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from c4rl.algorithms.algorithm import Algorithm, CriticConfig
-from c4rl.algorithms.losses import squared_error, td_target
+from c4rl.algorithms.losses import clipped_target, mean_squared_error, relative_mean
 from c4rl.networks import Critic, CriticOutput, Stack
 from c4rl.plugins import ActorStep, CriticStep, Plugins
 from c4rl.policies import DeterministicPolicy
@@ -74,13 +74,13 @@ class TD3(Algorithm):
         noise = self.streams.normal("target_noise", *batch.actions.shape[1:]) * config.policy_noise
         noise = noise.clamp(-config.noise_clip, config.noise_clip)
         next_actions = (self.target_actor(batch.next_observations) + noise).clamp(-1, 1)
-        next_q = self.target_critic(batch.next_observations, next_actions).q.amin(1)
-        return next_actions, td_target(batch, config.discount, next_q)
+        next_q = self.target_critic(batch.next_observations, next_actions).q
+        return next_actions, clipped_target(batch, config.discount, next_q)
 
     def critic_step(self, batch: Batch, next_actions: Tensor, y: Tensor) -> tuple[CriticOutput, Tensor]:
         """One step on the TD loss and what plug-ins add; the critics as they were, and the TD loss [R, M]."""
         output = self.critic.at(batch.state_actions)
-        td_loss = squared_error(output.q, y.unsqueeze(1)).mean(2)
+        td_loss = mean_squared_error(output.q, y.unsqueeze(1), keep=2)
         penalty = self.plugins.critic_penalty(
             CriticStep(batch, self.critic, self.target_critic, output, next_actions, td_loss)
         )
@@ -90,7 +90,7 @@ class TD3(Algorithm):
     def scaled_q(self, batch: Batch, actions: Tensor) -> Tensor:
         """α E[Q1(s, π(s))] / E|Q1(s, π(s))|, the divisor without gradient, [R]."""
         q = self.critic(batch.observations, actions, members=slice(1), frozen=True).q.squeeze(1)
-        return self.config.alpha / q.detach().abs().mean(1) * q.mean(1)
+        return relative_mean(q, self.config.alpha)
 
     def actor_step(self, batch: Batch, actions: Tensor, loss: Tensor) -> None:
         """One step on the actor's loss [R] and what plug-ins add; then both targets move."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from c4rl.algorithms.algorithm import EVERY_TASK, Metrics, Published
-from c4rl.algorithms.losses import squared_error
+from c4rl.algorithms.losses import mean_squared_error
 from c4rl.algorithms.td3 import TD3, TD3Config
 from c4rl.networks import Stack
 from c4rl.plugins import Plugins
@@ -64,7 +64,7 @@ class TD3BC(TD3):
 
         if self.phase(step):
             actions = self.actor(batch.observations)
-            cloning = squared_error(actions, batch.actions).mean((1, 2))
+            cloning = mean_squared_error(actions, batch.actions)
             actor_loss = cloning - self.scaled_q(batch, actions)
             self.actor_step(batch, actions, actor_loss)
             self._actor_loss.copy_(actor_loss.detach())

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from c4rl.algorithms.algorithm import Algorithm, Metrics, Published, Stage
-from c4rl.algorithms.losses import squared_error, td_target
+from c4rl.algorithms.losses import clipped_target, squared_error
 from c4rl.algorithms.t_symmetry_dynamics import ResidualStatistics, TSymmetryDynamics, mean_over
 from c4rl.algorithms.td3 import TD3Config
 from c4rl.errors import InputError
@@ -250,8 +250,7 @@ class TSRL(Algorithm):
             masks = self._dropout("target_dropout", rows)
             next_actions = (self.target_actor(batch.next_observations, masks) + noise).clamp(-1, 1)
             next_z = model.encoder(torch.cat([batch.next_observations, next_actions], dim=2))
-            next_q = self.target_critic.at(next_z).q.amin(1)
-            y = td_target(batch, config.discount, next_q)
+            y = clipped_target(batch, config.discount, self.target_critic.at(next_z).q)
 
         output = self.critic.at(z)
         td_loss = mean_over(squared_error(output.q, y.unsqueeze(1)), used.unsqueeze(1))  # [R, M]
