@@ -219,9 +219,10 @@ class Critic(nn.Module):
         if not self.mlp.fuses(others):  # one pass pays where launches count: on a CPU it was 1.1x slower
             return self(observations, actions), self(observations, others).q
         output = self(observations, torch.cat([actions.unsqueeze(2), others], dim=2))
-        rows = actions.shape[1]
+        rows, count = others.shape[1:3]
         hidden = tuple(h.unflatten(1, (rows, -1))[:, :, 0] for h in output.hidden)
-        return CriticOutput(output.q[..., 0], output.features[..., 0, :], hidden), output.q[..., 1:]
+        q, q_others = output.q.split([1, count], dim=3)
+        return CriticOutput(q.squeeze(3), output.features[..., 0, :], hidden), q_others
 
     def _upper(self, h: Tensor, members: slice) -> tuple[Tensor, tuple[Tensor, ...]]:
         hidden, last = [h], len(self.mlp.weights) - 1

@@ -257,24 +257,31 @@ class CQL(Algorithm):
         if config.importance_sampling:
             q = q - log_density.unsqueeze(1)
         if config.lse_group == 3:
-            q = q.unflatten(3, (3, count)).transpose(3, 4)  # one action of each kind per group
-        else:
-            q = q.unsqueeze(3)  # one group of all
+            q = q.unflatten(3, (3, count)).transpose(3, 4)  # one action of each kind per group, [R, M, B, N, 3]
         if not config.importance_sampling:
-            q = torch.cat([q, q_data[..., None, None].expand(*q.shape[:4], 1)], dim=4)
-        temperature = config.cql_temperature
-        soft_maximum = temperature * (q / temperature).logsumexp(4).mean(3)  # [R, M, B]
-        return (soft_maximum - q_data).clamp(config.gap_minimum, config.gap_maximum).mean(2)
+            logged = q_data.unsqueeze(3) if q.dim() == 4 else q_data[..., None, None]
+            q = torch.cat([q, logged.expand(*q.shape[:-1], 1)], dim=-1)
+        soft_maximum = _soft_maximum(q, config.cql_temperature)
+        soft_maximum = soft_maximum.mean(3) if config.lse_group == 3 else soft_maximum  # [R, M, B]
+        gap = soft_maximum - q_data
+        if math.isfinite(config.gap_minimum) or math.isfinite(config.gap_maximum):
+            gap = gap.clamp(config.gap_minimum, config.gap_maximum)
+        return gap.mean(2)
 
     def _conservative_losses(self, gap: Tensor) -> tuple[Tensor, Tensor]:
         """The critics' term [R, M] and the multiplier's loss [R]."""
         config = self.config
         weight = per_row(config.cql_weight)
-        multiplier = self.multiplier.log.exp().clamp(0, LAGRANGE_MAXIMUM).unsqueeze(1)
         if config.lagrange == "none":
             return weight * gap, torch.zeros_like(self.multiplier.log)
+        multiplier = self.multiplier.log.exp().clamp(0, LAGRANGE_MAXIMUM).unsqueeze(1)
         if config.lagrange == "weighted_gap":
             excess = weight * gap - config.lagrange_threshold
         else:
             excess = weight * (gap - config.lagrange_threshold)
         return multiplier.detach() * excess, -0.5 * (multiplier * excess.detach()).sum(1)
+
+
+def _soft_maximum(q: Tensor, temperature: float) -> Tensor:
+    """T log Σ exp(q / T) over the last axis."""
+    return q.logsumexp(-1) if temperature == 1 else temperature * (q / temperature).logsumexp(-1)
