@@ -18,6 +18,7 @@ from triton.runtime.jit import JITFunction
 from c4rl import kernels
 from c4rl.c4.plugin import C4Config
 from c4rl.kernels import linear as linear_maps
+from c4rl.kernels import losses
 from c4rl.kernels.subspace import orthonormal, symmetric_eigen
 from c4rl.networks import Critic, Stack
 from c4rl.regularizers.layer_norm import LayerNormConfig
@@ -98,6 +99,9 @@ def test_kernels_compile() -> None:
     ):
         config = small_config(algorithm, plugins, plugin_options=options, hidden_width=64)
         advance(make_lane(config, small_dataset(300), torch.float32), 2)
+    q, setting = torch.zeros(3, 2, 64), torch.zeros(3)  # settings of each run's own, as in a sweep
+    losses.clipped_target(q[:, 0], q[:, 1], setting, q)
+    losses.relative_mean(q[:, 0], setting)
     columns = torch.zeros(1, 64, 8, dtype=torch.float64)
     symmetric_eigen(orthonormal(columns, columns[0]).mT @ columns)
     x, weight = torch.zeros(1, 2, 4096, 128, device=CPU), torch.zeros(1, 2, 128, 256, device=CPU)
