@@ -76,6 +76,7 @@ def test_layers_of_odd_widths(layer_norm: bool) -> None:
 def test_products_of_numbers_in_parts(mode: str, bound: float, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_is_large", "_is_tall"):
         monkeypatch.setattr(linear_maps, name, lambda *sizes: True)
+    bound = 1e-6 if mode == "bf16x6" else bound  # NumPy rounds its sums
     on_gpu.test_products_of_numbers_in_parts(mode, bound, rows=100, columns=72)
 
 
