@@ -3,7 +3,7 @@
     python benchmarks/locomotion_table.py --data DIR --output DIR --minutes 9
     python benchmarks/locomotion_table.py --collect DIR
 
-The first trains, one after the other, jobs in folders of --output; the sets of one robot are one job, each with its own
+The first trains, one after the other, jobs in folders of --output; the sets of one shape are one job, each with its own
 published settings. After --minutes it saves, says what is left and ends with code 3 (0: all done, 1: a job failed, 2:
 bad input); the same command goes on from there, with --minutes 0 it only says what is left. Sets that --results holds
 are done. The second copies finished jobs' summaries into --results and fills the page anew; without a DIR, the page
@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -89,17 +90,16 @@ def plan(arguments: argparse.Namespace) -> list[TrainConfig]:
     """The jobs in their order; all that can be wrong with them is found here."""
     stored, jobs = load(arguments.results), []
     for algorithm in (name for name in PAPER if name in arguments.algorithms):
-        groups: dict[str, list[TrainConfig]] = {}  # jobs of one set each, by robot and settings
+        groups: dict[str, list[TrainConfig]] = {}  # jobs of one set each, by shape and settings
         for config in (one_set(arguments, algorithm, task) for task in SETS if task in arguments.sets):
             collected = by_set(stored.get(label(config), {})).get(config.task[0])
             if collected and budget(collected["config"]) == budget(to_json(config)):
                 print(f"{label(config)} on {config.task[0]}: collected already")
             else:
-                groups.setdefault(f"{config.task[0].split('-')[0]} {shared_settings(config)}", []).append(config)
+                groups.setdefault(f"{shape_of(config.task[0])} {shared_settings(config)}", []).append(config)
         for group in groups.values():
             tasks = tuple(config.task[0] for config in group)
-            robot, qualities = tasks[0].split("-")[0], "_".join(t.split("-", 1)[1].removesuffix("-v2") for t in tasks)
-            output = arguments.output / f"{label(group[0])}-{robot}-{qualities}"
+            output = arguments.output / f"{label(group[0])}-{in_short(tasks)}"
             dataset = tuple(config.dataset[0] for config in group)
             words = differences([(config.options, config.plugin_options) for config in group])
             assert words is not None  # no published option is a list
@@ -112,6 +112,23 @@ def plan(arguments: argparse.Namespace) -> list[TrainConfig]:
             print(f"{config.output.name}: began with other paths or another device, goes on with those given")
             write_json(config.output / "config.json", to_json(config))
     return jobs
+
+
+def robot_of(task: str) -> str:
+    return task.split("-")[0]
+
+
+def shape_of(task: str) -> tuple[int, int]:
+    """Numbers of observations and actions."""
+    return {"halfcheetah": (17, 6), "hopper": (11, 3), "walker2d": (17, 6)}[robot_of(task)]
+
+
+def in_short(tasks: Sequence[str]) -> str:
+    """hopper-expert-v2, hopper-medium-v2, walker2d-medium-v2 -> hopper-expert_medium-walker2d-medium."""
+    qualities = {
+        robot: [t.removeprefix(f"{robot}-").removesuffix("-v2") for t in own] for robot, own in groupby(tasks, robot_of)
+    }
+    return "-".join(f"{robot}-{'_'.join(own)}" for robot, own in qualities.items())
 
 
 def one_set(arguments: argparse.Namespace, algorithm: str, task: str) -> TrainConfig:

@@ -197,8 +197,9 @@ def test_no_worker_outlives_its_parent(how: signal.Signals, tmp_path: Path) -> N
         "with EvaluationPool(task, workers=2) as pool:\n"
         "    policy = random_policy(task, 0)\n"
         "    pool.evaluate([policy], 2, seed=0)\n"
+        "    evaluation = pool.submit([policy], 100_000, seed=0)\n"  # a signal in one of its finalizers would be ignored
         "    print(*[w.process.pid for w in pool._processes], flush=True)\n"
-        "    pool.evaluate([policy], 100_000, seed=0)\n"
+        "    evaluation.result()\n"
     )
     parent = subprocess.Popen(
         [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True

@@ -110,6 +110,9 @@ def test_kernels_compile() -> None:
             linear_maps.linear(x, weight)
             linear_maps.weight_gradient(x, x)
     with kernels.products("bf16x3"):
+        for runs in (2, 9, 40):
+            q = Critic(Stack(tuple(range(runs)), 5, 3, CPU), "critic", (256, 256, 256)).at(torch.zeros(runs, 256, 8)).q
+            q.sum().backward()
         output = Critic(Stack((0,), 5, 3, CPU), "critic", (128, 256, 128)).at(torch.zeros(1, 8192, 8))
         assert [layer.dtype for layer in output.hidden] == [torch.bfloat16, torch.bfloat16, torch.float32]
         output.q.sum().backward()

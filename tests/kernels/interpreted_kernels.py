@@ -72,26 +72,36 @@ def test_layers_of_odd_widths(layer_norm: bool) -> None:
     assert max(errors(tuple(fused), tuple(number.double() for number in plain))) < 1e-5
 
 
-@on_gpu.PARTS
-def test_products_of_numbers_in_parts(mode: str, bound: float, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def all_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows are treated as many are."""
     for name in ("_is_large", "_is_tall"):
         monkeypatch.setattr(linear_maps, name, lambda *sizes: True)
+
+
+@on_gpu.PARTS
+@pytest.mark.usefixtures("all_large")
+def test_products_of_numbers_in_parts(mode: str, bound: float) -> None:
     bound = 1e-6 if mode == "bf16x6" else bound  # NumPy rounds its sums
     on_gpu.test_products_of_numbers_in_parts(mode, bound, rows=100, columns=72)
 
 
-def test_a_network_whose_layers_are_kept_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_is_large", "_is_tall"):
-        monkeypatch.setattr(linear_maps, name, lambda *sizes: True)
-    on_gpu.test_a_network_whose_layers_are_kept_in_parts(rows=40, widths=(72, 80, 64))
+@pytest.mark.usefixtures("all_large")
+def test_a_network_whose_layers_are_kept_in_parts() -> None:
+    on_gpu.test_a_network_whose_layers_are_kept_in_parts(2, rows=40, widths=(72, 80, 64))
 
 
 @pytest.mark.parametrize("mode", ["fp32", "bf16x3"])
-def test_jacobian_vector_products(mode: str, used: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_is_large", "_is_tall"):
-        monkeypatch.setattr(linear_maps, name, lambda *sizes: True)
+@pytest.mark.usefixtures("all_large")
+def test_jacobian_vector_products(mode: str, used: set[str]) -> None:
     on_gpu.test_jacobian_vector_products(mode, rows=40, widths=(72, 80, 66))
     assert ("_split_kernel" in used) == (mode == "bf16x3")
+
+
+@pytest.mark.parametrize("mode", ["fp32", "bf16x3"])
+@pytest.mark.usefixtures("all_large")
+def test_dropout(mode: str) -> None:
+    on_gpu.test_dropout(mode, rows=40, widths=(70, 70, 70))
 
 
 def test_principal_directions(used: set[str]) -> None:

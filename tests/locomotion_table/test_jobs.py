@@ -16,10 +16,13 @@ from c4rl.training.checkpoint import load_checkpoint
 from tests.locomotion_table.support import HOPPER, cells, collect, finish, planned, script
 
 
-def test_the_sets_of_a_robot_share_a_job_each_with_its_own_published_settings(folders: SimpleNamespace) -> None:
+def test_the_sets_of_a_shape_share_a_job_each_with_its_own_published_settings(folders: SimpleNamespace) -> None:
     jobs = {config.output.name: config for config in planned(folders)}
-    assert len(jobs) == 3 * len(script.PAPER)
+    assert len(jobs) == 2 * len(script.PAPER)
     assert jobs["td3_bc-hopper-expert_medium-expert_medium-replay"].task == HOPPER
+    others = tuple(task for task in script.SETS if task not in HOPPER)
+    name = "td3_bc-halfcheetah-expert_medium-replay_medium-walker2d-medium-expert_medium"
+    assert jobs[name].task == others
     doge = jobs["doge-hopper-expert_medium-expert_medium-replay"]
     assert doge.by_dataset == ("alpha=7.5,7.5,17.5",), "DOGE has another α for hopper-medium-replay"
     for algorithm in script.PAPER:

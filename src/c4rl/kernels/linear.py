@@ -11,21 +11,23 @@ from c4rl.kernels.parts import in_parts, is_split, parts_of, product_of_parts, r
 
 @triton.jit
 def _linear_kernel(
-    X, W, BIAS, ADD, MASK, Y,
-    rows, K, N, members,
+    X, W, BIAS, ADD, MASK, Y, SUMS,
+    rows, K, N, members, batch,
     x_run, x_member, x_row, x_part,
     w_run, w_member, w_k, w_n, w_part,
     bias_run, bias_member,
     add_batch, add_row, group,
     mask_batch, mask_row,
     y_part,
-    HAS_BIAS: tl.constexpr, HAS_ADD: tl.constexpr, HAS_MASK: tl.constexpr, RELU: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_ADD: tl.constexpr, HAS_MASK: tl.constexpr, MASK_SCALES: tl.constexpr,
+    RELU: tl.constexpr, HAS_SUMS: tl.constexpr,
     X_SPLIT: tl.constexpr, Y_SPLIT: tl.constexpr,
     PRECISION: tl.constexpr, PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Y[b, i, n] = mask(relu(sum_k X[b, i, k] W[b, k, n] + bias[b, n] + ADD[b, i // group, n])), b = run, member.
 
-    With PARTS > 1, W holds the parts of the weights, w_part apart; X_SPLIT and Y_SPLIT: X and Y hold theirs.
+    SUMS[piece, b, n]: sums of Y over the rows of a tile. With PARTS > 1, W holds the parts of the weights, w_part
+    apart; X_SPLIT and Y_SPLIT: X and Y hold theirs.
     """
     tile, b = tl.program_id(0), tl.program_id(1).to(tl.int64)
     tiles_n = tl.cdiv(N, BN)
@@ -56,7 +58,10 @@ def _linear_kernel(
         total = tl.maximum(total, 0.0)
     if HAS_MASK:
         active = tl.load(MASK + b * mask_batch + i[:, None] * mask_row + n[None, :], mask=inside, other=0.0)
-        total = tl.where(active > 0, total, 0.0)
+        total = total * active if MASK_SCALES else tl.where(active > 0, total, 0.0)
+    if HAS_SUMS:
+        piece = (tile // tiles_n).to(tl.int64) * batch + b
+        tl.store(SUMS + piece * N + n, tl.sum(tl.where(inside, total, 0.0), axis=0), mask=inside_n)
     y = Y + (b * rows + i[:, None]) * N + n[None, :]
     if Y_SPLIT:
         y0, y1, _ = parts_of(total)
@@ -136,7 +141,7 @@ def _tall_product_kernel(
 NARROW = 16  # up to so many columns the whole row is multiplied at once
 SHALLOW = 64  # factors of sums over fewer products are not split
 MANY_ROWS = 1024  # from here on a weight gradient is left to cuBLAS
-MANY_RESULTS = 400 * 64 * 64  # so many keep the whole GPU busy in large tiles
+TILE = 64 * 64
 Strides = tuple[int, int, int]  # of rows that may be shared by members: run, member, row
 
 
@@ -154,22 +159,26 @@ def _strides(x: Tensor) -> Strides:
 
 
 def _is_large(batch: int, rows: int, columns: int) -> bool:
-    """Whether a product has work enough for the whole GPU in large tiles."""
-    return columns > NARROW and batch * rows * columns >= MANY_RESULTS
+    """Whether a product keeps the whole GPU busy in tiles of 64 x 64; of parts, tensor cores make up for some of it."""
+    return columns > NARROW and batch * rows * columns >= (140 if product_parts() > 1 else 220) * TILE
 
 
 def _is_tall(batch: int, rows: int, depth: int, columns: int) -> bool:
     """The same of a product that sums over rows, which may be summed in pieces."""
-    return min(depth, columns) > 32 and (batch * rows >= 8192 or batch * depth * columns >= MANY_RESULTS)
+    return min(depth, columns) > 32 and (batch * rows >= 8192 or batch * depth * columns >= 140 * TILE)
 
 
-def _tiles(batch: int, rows: int, columns: int, tensor_cores: bool) -> tuple[int, int, int, int, int]:
+def _tiles(batch: int, rows: int, columns: int, parts: int, x_split: bool) -> tuple[int, int, int, int, int]:
     """Rows, columns and depth of a tile, warps, stages: large tiles reuse more, small ones keep the whole GPU busy."""
     if columns <= NARROW:
         return 32, 16, 32, 4, 3
+    if parts > 1 and batch * rows * columns >= 400 * TILE:
+        return (64, 128, 32, 4, 3) if x_split else (128, 128, 32, 8, 3)
+    if parts > 1:
+        return 64, 64, 32, 4, 3
     if not _is_large(batch, rows, columns):
         return 32, 32, 32, 4, 3
-    if tensor_cores:
+    if product_precision() == "tf32":
         return (128, 128, 32, 8, 3) if rows >= 1024 else (128, 64, 32, 8, 3)
     return (128, 64, 32, 8, 3) if rows >= 1024 else (64, 64, 32, 4, 3)
 
@@ -182,61 +191,99 @@ def linear(
     add: Tensor | None = None,
     group: int = 1,
     mask: Tensor | None = None,
+    factor: Tensor | None = None,
     relu: bool = False,
     transposed: bool = False,
     split: bool = False,
 ) -> Tensor:
-    """mask · relu(x W + bias + add) -> [R, M, rows, out].
+    """mask · factor · relu(x W + bias + add) -> [R, M, rows, out].
 
     x: [R, rows, in] or [R, M, rows, in]. weight: [R, M, in, out] (transposed: its transpose is applied). bias:
     [R, M, out]. add: [R, M, rows / group, out], each row of it for `group` rows. mask: [R, M, rows, out], > 0 keeps.
-    x and mask may be split; `split` asks for a result that is.
+    factor: instead of a mask, like it. x and mask may be split; `split` asks for a result that is.
     """
     if transposed:  # a copy of the weights is little; reading them across their rows cost a factor of two and more
         weight = weight.mT.contiguous()
+    return _linear(x, weight, bias, add, group, mask, factor, relu, split, False)[0]
+
+
+def linear_with_sums(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    add: Tensor | None = None,
+    mask: Tensor | None = None,
+    factor: Tensor | None = None,
+    split: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """See `linear`; beside the result its sums over the rows, [R, M, out]."""
+    y, sums = _linear(x, weight, None, add, 1, mask, factor, False, split, True)
+    return y, sums[0] if sums.shape[0] == 1 else sums.sum(0)
+
+
+def _linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    add: Tensor | None,
+    group: int,
+    mask: Tensor | None,
+    factor: Tensor | None,
+    relu: bool,
+    split: bool,
+    with_sums: bool,
+) -> tuple[Tensor, Tensor]:
+    """The result, and its sums over the rows of each tile, [tiles, R, M, out]."""
     runs, members = weight.shape[:2]
     rows, depth = x.shape[-2:]
-    columns = weight.shape[3]
+    columns, batch = weight.shape[3], runs * members
     shape = (runs, members, rows, columns)
     if split:
         y = torch.empty(2, *shape, device=x.device, dtype=torch.bfloat16)
     else:
         y = torch.empty(shape, device=x.device, dtype=weight.dtype)
-    mask = mask[0] if mask is not None and is_split(mask) else mask
+    mask = mask[0] if mask is not None and is_split(mask) else mask if mask is not None else factor
     bias_strides = (bias.stride(0), bias.stride(1)) if bias is not None else (0, 0)
-    plain = add is None and mask is None and not (relu or split or is_split(x))
+    plain = add is None and mask is None and not (relu or split or with_sums or is_split(x))
     if columns <= NARROW and depth >= 64 and plain:
         block = triton.next_power_of_2(depth)
         tile_rows = max(1, 4096 // block)
-        _narrow_kernel[(triton.cdiv(rows, tile_rows), runs * members)](
+        _narrow_kernel[(triton.cdiv(rows, tile_rows), batch)](
             x, weight, bias if bias is not None else x, y, rows, depth, columns, members,
             *_strides(x), *weight.stride(), *bias_strides, bias is not None, tile_rows, block,
         )  # fmt: skip
-        return y
-    large = _is_large(runs * members, rows, columns)
+        return y, y
+    large = _is_large(batch, rows, columns)
     parts = 2 if is_split(x) else product_parts() if depth >= SHALLOW and large else 1
-    tf32 = product_precision() == "tf32"
     if parts > 1:
         weight = weight.contiguous()
-    elif large and tf32:  # tensor cores take these only as they lie along the sum
+    elif large and product_precision() == "tf32":  # tensor cores take these only as they lie along the sum
         weight = weight.mT.contiguous().mT
-    tile_rows, tile_columns, tile_depth, warps, stages = _tiles(runs * members, rows, columns, tf32 or parts > 1)
+    tile_rows, tile_columns, tile_depth, warps, stages = _tiles(batch, rows, columns, parts, is_split(x))
     tile_depth = 16 if depth <= 16 else tile_depth
-    grid = (triton.cdiv(rows, tile_rows) * triton.cdiv(columns, tile_columns), runs * members)
-    _linear_kernel[grid](
-        x, weight if parts == 1 else in_parts(weight), bias if bias is not None else x,
-        add if add is not None else x, mask if mask is not None else x, y,
-        rows, depth, columns, members,
+    tiles = triton.cdiv(rows, tile_rows)
+    sums = torch.empty(tiles, runs, members, columns, device=x.device, dtype=torch.float32) if with_sums else y
+    _linear_kernel[(tiles * triton.cdiv(columns, tile_columns), batch)](
+        x, in_parts(weight, parts) if parts > 1 else weight, bias if bias is not None else x,
+        add if add is not None else x, mask if mask is not None else x, y, sums,
+        rows, depth, columns, members, batch,
         *_strides(x), x[0].numel(),
         *weight.stride(), weight.numel(),
         *bias_strides,
-        *((add.stride(1), add.stride(2)) if add is not None else (0, 0)), group,
-        *((mask.stride(1), mask.stride(2)) if mask is not None else (0, 0)),
+        *(_batch_and_row(add) if add is not None else (0, 0)), group,
+        *(_batch_and_row(mask) if mask is not None else (0, 0)),
         y[0].numel(),
-        bias is not None, add is not None, mask is not None, relu, is_split(x), split,
+        bias is not None, add is not None, mask is not None, factor is not None,
+        relu, with_sums,
+        is_split(x), split,
         product_precision(), parts, tile_rows, tile_columns, tile_depth, num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    return y
+    return y, sums
+
+
+def _batch_and_row(x: Tensor) -> tuple[int, int]:
+    """Strides of x [R, M, rows, k], whose runs and members are as one axis."""
+    return (x.stride(1) if x.shape[1] > 1 else x.stride(0)), x.stride(2)
 
 
 def weight_gradient(x: Tensor, gradient: Tensor, *, bias: bool = True) -> tuple[Tensor, Tensor | None]:
@@ -246,34 +293,34 @@ def weight_gradient(x: Tensor, gradient: Tensor, *, bias: bool = True) -> tuple[
     """
     if gradient.shape[-2] >= MANY_ROWS and product_parts() == 1:  # cuBLAS does not split numbers
         return _product_in_pieces(x, gradient), gradient.sum(2) if bias else None
-    dw, db = tall_product(x, gradient, bias)
-    return dw, db if bias else None
+    return tall_product(x, gradient, bias)
 
 
-def tall_product(x: Tensor, y: Tensor, sums: bool = False) -> tuple[Tensor, Tensor]:
+def tall_product(x: Tensor, y: Tensor, sums: bool = False) -> tuple[Tensor, Tensor | None]:
     """xᵀ y of [R, (M,) rows, in] and [R, M, rows, out] -> [R, M, in, out]; with `sums`, also the sums of y's rows."""
     runs, members, rows, columns = y.shape[-4:]
     depth, batch = x.shape[-1], runs * members
     large, given = _is_tall(batch, rows, depth, columns), is_split(x) or is_split(y)
     parts = 2 if given else product_parts() if large and min(depth, columns) >= SHALLOW else 1
-    tile = 64 if large else 32
-    sizes = ((2 * tile if parts > 1 else tile, depth), (2 * tile if given else tile, columns))
+    tile = 64 if large or given else 32
+    sizes = ((2 * tile if parts > 1 else tile, depth), (tile, columns))
     tile_k, tile_n = (min(size, max(16, triton.next_power_of_2(width))) for size, width in sizes)
-    tiles = triton.cdiv(depth, tile_k) * triton.cdiv(columns, tile_n)
+    tiles = triton.cdiv(depth, tile_k) * triton.cdiv(columns, tile_n) * batch
     # few tiles with many rows each would leave most of the GPU idle: rows are summed in pieces, then the pieces
-    pieces = max(1, rows // 2048 if parts > 1 else 1, min(rows // 256, 512 // (tiles * batch)))
+    pieces = max(1, min(rows // 256, 400 // tiles, 8) if parts > 1 else min(rows // 256, 512 // tiles))
     rows_per_piece = triton.cdiv(triton.cdiv(rows, pieces), 32) * 32
     pieces = triton.cdiv(rows, rows_per_piece)
     product = torch.empty(pieces, runs, members, depth, columns, device=x.device, dtype=torch.float32)
     row_sums = torch.empty(pieces, runs, members, columns, device=x.device, dtype=torch.float32)
-    _tall_product_kernel[(tiles, batch, pieces)](
+    _tall_product_kernel[(tiles // batch, batch, pieces)](
         x, y.contiguous(), product, row_sums,
         rows, depth, columns, members, batch, rows_per_piece,
         *_strides(x), x[0].numel(), y[0].numel(),
         sums, is_split(x), is_split(y),
-        product_precision(), parts, tile_k, tile_n, 32, num_warps=8 if tile_n == 128 else 4, num_stages=3,
+        product_precision(), parts, tile_k, tile_n, 32, num_warps=4, num_stages=3,
     )  # fmt: skip
-    return (product[0], row_sums[0]) if pieces == 1 else (product.sum(0), row_sums.sum(0))
+    whole = product[0] if pieces == 1 else product.sum(0)
+    return whole, (row_sums[0] if pieces == 1 else row_sums.sum(0)) if sums else None
 
 
 def _product_in_pieces(x: Tensor, y: Tensor) -> Tensor:

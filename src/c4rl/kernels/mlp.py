@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from c4rl.kernels.layer_norm import norm_relu, norm_relu_gradient
-from c4rl.kernels.linear import kept_in_parts, linear, weight_gradient
+from c4rl.kernels.linear import kept_in_parts, linear, linear_with_sums, weight_gradient
 from c4rl.kernels.parts import is_split
 
 ALIGNMENT = 16
@@ -53,7 +53,9 @@ class _Evaluated(NamedTuple):
     scales: list[Tensor]
 
 
-def _evaluate(x: Tensor, actions: Tensor | None, layers: Layers, epsilon: float) -> _Evaluated:
+def _evaluate(
+    x: Tensor, actions: Tensor | None, layers: Layers, epsilon: float, factors: Sequence[Tensor]
+) -> _Evaluated:
     out = _Evaluated([], [], [])
     weights, biases, last = layers.weights, layers.biases, len(layers.weights) - 1
     rows = (x if actions is None else actions).shape[-2]
@@ -61,14 +63,16 @@ def _evaluate(x: Tensor, actions: Tensor | None, layers: Layers, epsilon: float)
         relu = layer < last and not layers.gains
         runs, members, units = biases[layer].shape
         split = relu and layer < last - 1 and kept_in_parts(runs * members, rows, units)
+        factor = factors[layer] if factors and layer < last else None
         if layer > 0:
-            z = linear(out.results[-1], weights[layer], biases[layer], relu=relu, split=split)
+            z = linear(out.results[-1], weights[layer], biases[layer], factor=factor, relu=relu, split=split)
         elif actions is None:
-            z = linear(x, weights[0], biases[0], relu=relu, split=split)
+            z = linear(x, weights[0], biases[0], factor=factor, relu=relu, split=split)
         else:  # the first layer's state part is computed once per state
             width, count = x.shape[-1], actions.shape[-2] // x.shape[-2]
             states = linear(x, weights[0][:, :, :width], biases[0])
-            z = linear(actions, weights[0][:, :, width:], add=states, group=count, relu=relu, split=split)
+            own = weights[0][:, :, width:]
+            z = linear(actions, own, add=states, group=count, factor=factor, relu=relu, split=split)
         if layers.gains and layer < last:
             z, normalised, scale = norm_relu(z, layers.gains[layer], layers.shifts[layer], epsilon)
             out.normalised.append(normalised)
@@ -85,18 +89,24 @@ class _StackedMLP(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, actions: Tensor | None, depth: int, epsilon: float, *tensors: Tensor
+        ctx: Any,
+        x: Tensor,
+        actions: Tensor | None,
+        depth: int,
+        epsilon: float,
+        factors: Sequence[Tensor],
+        *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
         layers = Layers.of(tensors, depth)
         main, aside = torch.cuda.current_stream(), _side_stream(x.device.index)
         aside.wait_stream(main)
         with torch.cuda.stream(aside):  # for the way back: reading weights across their rows is slow
             ctx.flipped = [w.mT.contiguous() for w in layers.weights[1:]]
-        evaluated = _evaluate(x, actions, layers, epsilon)
+        evaluated = _evaluate(x, actions, layers, epsilon, factors)
         *hidden, output = evaluated.results
         main.wait_stream(aside)
         ctx.save_for_backward(x, actions, *tensors, *hidden, *evaluated.normalised, *evaluated.scales)
-        ctx.depth, ctx.count = depth, len(tensors)
+        ctx.depth, ctx.count, ctx.factors = depth, len(tensors), factors
         hidden = [_first(h) for h in hidden]
         ctx.mark_non_differentiable(*hidden[:-1])
         ctx.set_materialize_grads(False)
@@ -105,12 +115,12 @@ class _StackedMLP(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, output: Tensor | None, *hidden_gradients: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
-        depth, count = ctx.depth, ctx.count
+        depth, count, factors = ctx.depth, ctx.count, ctx.factors
         x, actions, *saved = ctx.saved_tensors
         layers, hidden = Layers.of(saved[:count], depth), saved[count : count + depth - 1]
         norms = len(layers.gains)
         normalised, scales = saved[count + depth - 1 :][:norms], saved[count + depth - 1 + norms :]
-        needs, trains = ctx.needs_input_grad, ctx.needs_input_grad[4]
+        needs, trains = ctx.needs_input_grad, ctx.needs_input_grad[5]
         weights: list[Tensor | None] = [None] * depth
         biases: list[Tensor | None] = [None] * depth
         gains: list[Tensor | None] = [None] * norms
@@ -118,12 +128,13 @@ class _StackedMLP(torch.autograd.Function):
         # nothing waits for weight gradients: they are computed beside the chain of dz, which stays until they are done
         main, aside, held = torch.cuda.current_stream(), _side_stream(x.device.index), []
 
-        def keep(layer: int, source: Tensor, dz: Tensor) -> None:
+        def keep(layer: int, source: Tensor, dz: Tensor, sums: Tensor | None) -> None:
             if trains:
                 held.append(dz)
                 aside.wait_stream(main)
                 with torch.cuda.stream(aside):
-                    weights[layer], biases[layer] = weight_gradient(source, dz)
+                    weights[layer], own = weight_gradient(source, dz, bias=sums is None)
+                    biases[layer] = own if sums is None else sums
 
         def through(layer: int, dy: Tensor) -> Tensor:
             """Hidden layer `layer`'s dz from its dy; without LayerNorm the ReLU's mask is applied already."""
@@ -133,25 +144,33 @@ class _StackedMLP(torch.autograd.Function):
             dz, gains[layer], shifts[layer] = norm_relu_gradient(dy, *own)
             return dz
 
-        def masked(layer: int) -> Tensor | None:
-            return None if norms else hidden[layer]
+        def slope(layer: int) -> tuple[Tensor | None, Tensor | None]:
+            """Of hidden layer `layer`, without LayerNorm: a mask, or factors (of 0 where they left a unit out)."""
+            if factors:
+                return None, torch.where(_first(hidden[layer]) > 0, factors[layer], 0)
+            return None if norms else hidden[layer], None
 
         features = hidden_gradients[depth - 2] if depth > 1 else None
         if output is None:  # the features alone were used
             assert features is not None
             dy = features.contiguous() if norms else torch.where(hidden[-1] > 0, features, 0)
+            dy = dy * factors[-1] if factors else dy
             dz, top = through(depth - 2, dy), depth - 2
         else:
             dz, top = output.contiguous(), depth - 1
+        sums: Tensor | None = None
         for layer in range(top, 0, -1):
-            keep(layer, hidden[layer - 1], dz)
+            keep(layer, hidden[layer - 1], dz, sums)
             add = features.contiguous() if features is not None and layer == depth - 1 else None
             split = layer > 1 and is_split(hidden[layer - 2])  # which dz will be multiplied with
-            dy = linear(dz, ctx.flipped[layer - 1], add=add, mask=masked(layer - 1), split=split)
-            dz = through(layer - 1, dy)
+            weight, (mask, factor) = ctx.flipped[layer - 1], slope(layer - 1)
+            if trains and not norms:
+                dz, sums = linear_with_sums(dz, weight, add=add, mask=mask, factor=factor, split=split)
+            else:
+                dz = through(layer - 1, linear(dz, weight, add=add, mask=mask, factor=factor, split=split))
         dx = dactions = None
         if actions is None:
-            keep(0, x, dz)
+            keep(0, x, dz, sums)
             if needs[0]:
                 dx = linear(dz, layers.weights[0], transposed=True)
                 dx = _over_members(dx) if x.dim() == 3 else dx
@@ -159,7 +178,8 @@ class _StackedMLP(torch.autograd.Function):
             width, drawn = x.shape[-1], actions.shape[-2] // x.shape[-2]
             per_state = dz.unflatten(2, (-1, drawn)).sum(3) if needs[0] or trains else dz
             if trains:
-                of_states, biases[0] = weight_gradient(x, per_state)
+                of_states, own = weight_gradient(x, per_state, bias=sums is None)
+                biases[0] = own if sums is None else sums
                 of_actions, _ = weight_gradient(actions, dz, bias=False)
                 weights[0] = torch.cat([of_states, of_actions], dim=2)
             if needs[0]:
@@ -168,7 +188,7 @@ class _StackedMLP(torch.autograd.Function):
                 dactions = _over_members(linear(dz, layers.weights[0][:, :, width:], transposed=True))
         if held:
             main.wait_stream(aside)
-        return dx, dactions, None, None, *weights, *biases, *gains, *shifts
+        return dx, dactions, None, None, None, *weights, *biases, *gains, *shifts
 
 
 class _Tangents(torch.autograd.Function):
@@ -217,19 +237,26 @@ def _over_members(x: Tensor) -> Tensor:
     return x.sum(1) if x.shape[1] > 1 else x.squeeze(1)
 
 
-def stacked_mlp(x: Tensor, actions: Tensor | None, layers: Layers, epsilon: float) -> tuple[Tensor, list[Tensor]]:
+def stacked_mlp(
+    x: Tensor, actions: Tensor | None, layers: Layers, epsilon: float, factors: Sequence[Tensor] = ()
+) -> tuple[Tensor, list[Tensor]]:
     """x [R, rows, in], or [R, rows, s] beside actions [R, rows · N, a]; epsilon: LayerNorm's.
+
+    factors: without LayerNorm, of the hidden layers, [R, M, rows (· N), width] each.
 
     Gives the output [R, M, rows (· N), out] and every hidden layer [R, M, rows (· N), width]; those below the last may
     be rounded to bfloat16 where products are made of parts.
     """
+    assert not (factors and layers.gains)
     widths = [bias.shape[-1] for bias in layers.biases[:-1]]
     layers = _aligned(layers)
+    extra = [bias.shape[-1] - width for bias, width in zip(layers.biases[:-1], widths, strict=True)]
+    factors = [F.pad(f, (0, more)) if more else f for f, more in zip(factors, extra, strict=bool(factors))]
     inputs = (x, *layers.tensors) if actions is None else (x, actions, *layers.tensors)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
-        output, *hidden = _StackedMLP.apply(x, actions, len(layers.weights), epsilon, *layers.tensors)
+        output, *hidden = _StackedMLP.apply(x, actions, len(layers.weights), epsilon, factors, *layers.tensors)
     else:
-        *hidden, output = map(_first, _evaluate(x, actions, layers, epsilon).results)
+        *hidden, output = map(_first, _evaluate(x, actions, layers, epsilon, factors).results)
     return output, [h if h.shape[-1] == width else h[..., :width] for h, width in zip(hidden, widths, strict=True)]
 
 

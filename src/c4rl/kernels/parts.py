@@ -39,19 +39,20 @@ def product_of_parts(x0, x1, x2, y0, y1, y2, total, PARTS: tl.constexpr):
 
 
 @triton.jit
-def _split_kernel(X, PARTS_OF_X, count, BLOCK: tl.constexpr):
-    """The three parts of `count` numbers, one after the other."""
+def _split_kernel(X, PARTS_OF_X, count, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+    """The parts of `count` numbers, one after the other."""
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     x0, x1, x2 = parts_of(tl.load(X + i, mask=i < count, other=0.0))
     tl.store(PARTS_OF_X + i, x0, mask=i < count)
     tl.store(PARTS_OF_X + count + i, x1, mask=i < count)
-    tl.store(PARTS_OF_X + 2 * count + i, x2, mask=i < count)
+    if PARTS == 3:
+        tl.store(PARTS_OF_X + 2 * count + i, x2, mask=i < count)
 
 
-def in_parts(x: Tensor) -> Tensor:
-    """The three parts of a dense tensor, [3, ...]."""
-    out = torch.empty(3, *x.shape, device=x.device, dtype=torch.bfloat16)
-    _split_kernel[(triton.cdiv(x.numel(), 1024),)](x, out, x.numel(), 1024)
+def in_parts(x: Tensor, parts: int) -> Tensor:
+    """The parts of a dense tensor, [parts, ...]."""
+    out = torch.empty(parts, *x.shape, device=x.device, dtype=torch.bfloat16)
+    _split_kernel[(triton.cdiv(x.numel(), 1024),)](x, out, x.numel(), parts, 1024)
     return out
 
 
