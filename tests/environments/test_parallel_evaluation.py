@@ -197,7 +197,7 @@ def test_no_worker_outlives_its_parent(how: signal.Signals, tmp_path: Path) -> N
         "with EvaluationPool(task, workers=2) as pool:\n"
         "    policy = random_policy(task, 0)\n"
         "    pool.evaluate([policy], 2, seed=0)\n"
-        "    evaluation = pool.submit([policy], 100_000, seed=0)\n"  # a signal in one of its finalizers would be ignored
+        "    evaluation = pool.submit([policy], 100_000, seed=0)\n"  # a signal in a finalizer there would be lost
         "    print(*[w.process.pid for w in pool._processes], flush=True)\n"
         "    evaluation.result()\n"
     )
