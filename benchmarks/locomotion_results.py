@@ -1,6 +1,7 @@
 """Results of the locomotion table: summaries collected into files, and the page that shows them beside the paper's."""
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,7 +62,7 @@ def stages_of(config: TrainConfig) -> tuple[Stage, ...]:
     return algorithm_class(config.algorithm).plan(config.options, config.updates)
 
 
-# -- results: a file for each algorithm, {"jobs": {name: {"config", "stages", "summary"}}}
+# -- results: a file for each algorithm, {"jobs": {name: {"config", "stages", "summary", "curves"}}}
 
 
 def load(results: Path) -> dict[str, Any]:
@@ -86,6 +87,7 @@ def collect(folders: Sequence[Path], results: Path) -> None:
         config = read_config(folder)
         job["stages"] = stage_lengths(config)
         job["summary"].pop("timing", None)  # of a GPU that jobs shared
+        job["curves"] = curves(folder / "metrics.jsonl")
         jobs = stored.setdefault(label(config), {})
         if any(by_set(jobs).get(task, job) != job for task in config.task):
             raise InputError(f"{folder}: --results holds other scores of its sets (nothing is overwritten)")
@@ -97,6 +99,21 @@ def collect(folders: Sequence[Path], results: Path) -> None:
         if load(results).get(name) != jobs:
             write_json(results / f"{name}.json", {"jobs": jobs})
             print(f"{name}.json: {len(jobs)} jobs")
+
+
+def curves(log: Path) -> dict[str, dict[str, list[float | None]]]:
+    """Of each run, what it logged at every tenth of the way: where a run was lost, they say when."""
+    logged: dict[str, list[dict[str, Any]]] = {}
+    for line in map(json.loads, log.read_text().splitlines() if log.exists() else ()):
+        if "critic_loss" in line:  # not an evaluation, nor a stage without a critic
+            logged.setdefault(line.get("run", f"seed_{line['seed']}"), []).append(line)
+
+    def short(value: float | None) -> float | None:
+        return float(f"{value:.4g}") if value is not None and math.isfinite(value) else None
+
+    tenths = {run: lines[::-1][:: max(1, len(lines) // 10)][::-1] for run, lines in logged.items()}
+    names = ("update", "critic_loss", "q")
+    return {run: {n: [short(line.get(n)) for line in lines] for n in names} for run, lines in tenths.items()}
 
 
 def budget(config: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from c4rl.files import write_json
 from tests.locomotion_table.support import HOPPER, cells, collect, finish, planned, script
@@ -69,6 +70,20 @@ def test_results_hold_raw_scores_and_settings_but_no_paths(folders: SimpleNamesp
     assert stored["summary"]["dataset"] == {"path": "walker2d-medium-v2.npz", "rows": 7, "sha256": "ab"}
     assert stored["summary"]["last"]["returns"] == [[1.0, 2.0]]
     assert stored["config"]["options"]["expectile"] == 0.7 and stored["stages"] == [["training", 100_000, 1_000_000]]
+
+
+def test_results_tell_when_a_run_was_lost(folders: SimpleNamespace) -> None:
+    (job,) = planned(folders, algorithms=["iql"], sets=["walker2d-medium-v2"])
+    finish(job, {"walker2d-medium-v2": [1.5, 2.5, 3.5]})
+    lines: list[dict[str, Any]] = [{"update": 0, "seed": 0, "score": 3.0}]
+    lines += [{"update": 500 * i, "seed": 0, "critic_loss": 1.23456 * i, "q": 2.0**i} for i in range(1, 24)]
+    lines.append({"update": 12_000, "seed": 0, "critic_loss": None, "q": float("nan")})
+    (job.output / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert collect(folders) == 0
+    (found,) = json.loads((folders.results / "iql.json").read_text())["jobs"]["iql-walker2d-medium"]["curves"].values()
+    assert found["update"] == [1000 * i for i in range(1, 13)]
+    assert found["critic_loss"][0] == 2.469 and found["q"][:2] == [4.0, 16.0]
+    assert found["critic_loss"][-1] is None and found["q"][-1] is None
 
 
 def test_collecting_twice_changes_nothing_and_explanations_stay(folders: SimpleNamespace) -> None:
