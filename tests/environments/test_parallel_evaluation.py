@@ -193,13 +193,13 @@ def test_no_worker_outlives_its_parent(how: signal.Signals, tmp_path: Path) -> N
         "import sys\n"
         f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "from test_parallel_evaluation import *\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's jobs in the background ignore it
         "task = get_task('maze2d-large-v1')\n"
         "with EvaluationPool(task, workers=2) as pool:\n"
         "    policy = random_policy(task, 0)\n"
         "    pool.evaluate([policy], 2, seed=0)\n"
-        "    evaluation = pool.submit([policy], 100_000, seed=0)\n"  # a signal in a finalizer there would be lost
         "    print(*[w.process.pid for w in pool._processes], flush=True)\n"
-        "    evaluation.result()\n"
+        "    pool.evaluate([policy], 100_000, seed=0)\n"
     )
     parent = subprocess.Popen(
         [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
