@@ -208,7 +208,10 @@ def test_no_worker_outlives_its_parent(how: signal.Signals, tmp_path: Path) -> N
     pids = [int(pid) for pid in parent.stdout.readline().split()]
     assert len(pids) == 2
     os.killpg(parent.pid, how)  # as a terminal does
-    _, errors = parent.communicate(timeout=20)
+    try:
+        _, errors = parent.communicate(timeout=20)
+    finally:
+        parent.kill()
     assert _wait_for_death(pids)
     if how == signal.SIGINT:
         assert errors.count("Traceback") == 1  # the parent's own KeyboardInterrupt, none from a worker
