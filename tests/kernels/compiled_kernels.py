@@ -4,6 +4,7 @@ Nothing is launched: a launch is compiled instead, up to the machine code that T
 zeros behind. The interpreter knows nothing of what a compiler refuses.
 """
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -80,6 +81,7 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
             source = ASTSource(kernel, signature, constants, aligned)
             done[key] = triton.compile(source, target=target, options=options)
             assert "cubin" in done[key].asm
+            assert not re.search(r"wgmma\.mma_async[^;]*\}, *\{", done[key].asm["ptx"]), f"{key}: see `in_parts`"
 
     monkeypatch.setattr(JITFunction, "run", compile_instead)
     for name in ("empty", "empty_like"):  # what a kernel would have written
@@ -116,3 +118,6 @@ def test_kernels_compile() -> None:
         output = Critic(Stack((0,), 5, 3, CPU), "critic", (128, 256, 128)).at(torch.zeros(1, 8192, 8))
         assert [layer.dtype for layer in output.hidden] == [torch.bfloat16, torch.bfloat16, torch.float32]
         output.q.sum().backward()
+        Critic(Stack((0,), 5, 3, CPU), "critic", (256, 256), layer_norm=True).at(
+            torch.zeros(1, 4096, 8)
+        ).q.sum().backward()

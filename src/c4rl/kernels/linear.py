@@ -21,13 +21,13 @@ def _linear_kernel(
     y_part,
     HAS_BIAS: tl.constexpr, HAS_ADD: tl.constexpr, HAS_MASK: tl.constexpr, MASK_SCALES: tl.constexpr,
     RELU: tl.constexpr, HAS_SUMS: tl.constexpr,
-    X_SPLIT: tl.constexpr, Y_SPLIT: tl.constexpr,
+    Y_SPLIT: tl.constexpr,
     PRECISION: tl.constexpr, PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Y[b, i, n] = mask(relu(sum_k X[b, i, k] W[b, k, n] + bias[b, n] + ADD[b, i // group, n])), b = run, member.
 
-    SUMS[piece, b, n]: sums of Y over the rows of a tile. With PARTS > 1, W holds the parts of the weights, w_part
-    apart; X_SPLIT and Y_SPLIT: X and Y hold theirs.
+    SUMS[piece, b, n]: sums of Y over the rows of a tile. With PARTS > 1, X and W hold their numbers' parts, x_part and
+    w_part apart; Y_SPLIT: so does Y, two.
     """
     tile, b = tl.program_id(0), tl.program_id(1).to(tl.int64)
     tiles_n = tl.cdiv(N, BN)
@@ -43,8 +43,8 @@ def _linear_kernel(
         x_tile, inside_x = x + i[:, None] * x_row + k[None, :], inside_i[:, None] & (k < K)[None, :]
         w_tile, inside_w = w + k[:, None] * w_k + n[None, :] * w_n, (k < K)[:, None] & inside_n[None, :]
         if PARTS > 1:
-            x0, x1, x2 = read_parts(x_tile, x_part, inside_x, PARTS, X_SPLIT)
-            w0, w1, w2 = read_parts(w_tile, w_part, inside_w, PARTS, True)
+            x0, x1, x2 = read_parts(x_tile, x_part, inside_x, PARTS)
+            w0, w1, w2 = read_parts(w_tile, w_part, inside_w, PARTS)
             total = product_of_parts(x0, x1, x2, w0, w1, w2, total, PARTS)
         else:
             x0, w0 = tl.load(x_tile, mask=inside_x, other=0.0), tl.load(w_tile, mask=inside_w, other=0.0)
@@ -99,10 +99,14 @@ def _tall_product_kernel(
     X, Y, PRODUCT, SUMS,
     rows, K, N, members, batch, rows_per_piece,
     x_run, x_member, x_row, x_part, y_part,
-    HAS_SUMS: tl.constexpr, X_SPLIT: tl.constexpr, Y_SPLIT: tl.constexpr,
-    PRECISION: tl.constexpr, PARTS: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr,
+    HAS_SUMS: tl.constexpr, PRECISION: tl.constexpr, PARTS: tl.constexpr,
+    BK: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
-    """PRODUCT[piece, b, k, n] = sum_i X[b, i, k] Y[b, i, n] over the rows of a piece; SUMS[piece, b, n] = sum_i Y."""
+    """PRODUCT[piece, b, k, n] = sum_i X[b, i, k] Y[b, i, n] over the rows of a piece; SUMS[piece, b, n] = sum_i Y.
+
+    With PARTS > 1, X and Y hold their numbers' parts, x_part and y_part apart, and there are no sums: they would halve
+    the speed.
+    """
     tile, b, piece = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     tiles_n = tl.cdiv(N, BN)
     k = (tile // tiles_n) * BK + tl.arange(0, BK)
@@ -120,18 +124,14 @@ def _tall_product_kernel(
         x_tile, inside_x = x + i[None, :] * x_row + k[:, None], inside_i[None, :] & inside_k[:, None]
         y_tile, inside_y = y + i[:, None] * N + n[None, :], inside_i[:, None] & inside_n[None, :]
         if PARTS > 1:
-            x0, x1, x2 = read_parts(x_tile, x_part, inside_x, PARTS, X_SPLIT)
-            y0, y1, y2 = read_parts(y_tile, y_part, inside_y, PARTS, Y_SPLIT)
+            x0, x1, x2 = read_parts(x_tile, x_part, inside_x, PARTS)
+            y0, y1, y2 = read_parts(y_tile, y_part, inside_y, PARTS)
             total = product_of_parts(x0, x1, x2, y0, y1, y2, total, PARTS)
-            whole = y0.to(tl.float32) + y1.to(tl.float32)
-            if not Y_SPLIT:
-                whole += y2.to(tl.float32)
         else:
-            whole = tl.load(y_tile, mask=inside_y, other=0.0)
-            x0 = tl.load(x_tile, mask=inside_x, other=0.0)
-            total = tl.dot(x0, whole, total, input_precision=PRECISION)
-        if HAS_SUMS:
-            sums += tl.sum(whole, axis=0)
+            x0, y0 = tl.load(x_tile, mask=inside_x, other=0.0), tl.load(y_tile, mask=inside_y, other=0.0)
+            total = tl.dot(x0, y0, total, input_precision=PRECISION)
+            if HAS_SUMS:
+                sums += tl.sum(y0, axis=0)
     place = piece * batch + b
     tl.store(PRODUCT + (place * K + k[:, None]) * N + n[None, :], total, mask=inside_k[:, None] & inside_n[None, :])
     if HAS_SUMS and tile // tiles_n == 0:
@@ -153,9 +153,14 @@ def kept_in_parts(batch: int, rows: int, width: int) -> bool:
 
 def _strides(x: Tensor) -> Strides:
     """x [R, rows, k], shared by a run's members, or [R, M, rows, k]; the last axis is dense."""
-    x = x[0] if is_split(x) else x
+    x = x[0] if is_split(x) else x.unsqueeze(1) if x.dim() == 3 else x
     assert x.stride(-1) == 1 or x.shape[-1] == 1
-    return (x.stride(0), 0, x.stride(1)) if x.dim() == 3 else (x.stride(0), x.stride(1), x.stride(2))
+    return x.stride(0), x.stride(1) if x.shape[1] > 1 else 0, x.stride(2)
+
+
+def _split(x: Tensor, parts: int) -> Tensor:
+    """x [R, rows, k] or [R, M, rows, k], as parts if it is not yet: [parts, R, 1 or M, rows, k]."""
+    return x if is_split(x) else in_parts((x.unsqueeze(1) if x.dim() == 3 else x).contiguous(), parts)
 
 
 def _is_large(batch: int, rows: int, columns: int) -> bool:
@@ -168,14 +173,12 @@ def _is_tall(batch: int, rows: int, depth: int, columns: int) -> bool:
     return min(depth, columns) > 32 and (batch * rows >= 8192 or batch * depth * columns >= 140 * TILE)
 
 
-def _tiles(batch: int, rows: int, columns: int, parts: int, x_split: bool) -> tuple[int, int, int, int, int]:
+def _tiles(batch: int, rows: int, columns: int, parts: int) -> tuple[int, int, int, int, int]:
     """Rows, columns and depth of a tile, warps, stages: large tiles reuse more, small ones keep the whole GPU busy."""
     if columns <= NARROW:
         return 32, 16, 32, 4, 3
-    if parts > 1 and batch * rows * columns >= 400 * TILE:
-        return (64, 128, 32, 4, 3) if x_split else (128, 128, 32, 8, 3)
     if parts > 1:
-        return 64, 64, 32, 4, 3
+        return (64, 128, 32, 4, 3) if batch * rows * columns >= 400 * TILE else (64, 64, 32, 4, 3)
     if not _is_large(batch, rows, columns):
         return 32, 32, 32, 4, 3
     if product_precision() == "tf32":
@@ -256,26 +259,25 @@ def _linear(
     large = _is_large(batch, rows, columns)
     parts = 2 if is_split(x) else product_parts() if depth >= SHALLOW and large else 1
     if parts > 1:
-        weight = weight.contiguous()
+        x, weight = _split(x, parts), _split(weight, parts)
     elif large and product_precision() == "tf32":  # tensor cores take these only as they lie along the sum
         weight = weight.mT.contiguous().mT
-    tile_rows, tile_columns, tile_depth, warps, stages = _tiles(batch, rows, columns, parts, is_split(x))
+    tile_rows, tile_columns, tile_depth, warps, stages = _tiles(batch, rows, columns, parts)
     tile_depth = 16 if depth <= 16 else tile_depth
     tiles = triton.cdiv(rows, tile_rows)
     sums = torch.empty(tiles, runs, members, columns, device=x.device, dtype=torch.float32) if with_sums else y
     _linear_kernel[(tiles * triton.cdiv(columns, tile_columns), batch)](
-        x, in_parts(weight, parts) if parts > 1 else weight, bias if bias is not None else x,
+        x, weight, bias if bias is not None else x,
         add if add is not None else x, mask if mask is not None else x, y, sums,
         rows, depth, columns, members, batch,
         *_strides(x), x[0].numel(),
-        *weight.stride(), weight.numel(),
+        *weight.stride()[-4:], weight[0].numel(),
         *bias_strides,
         *(_batch_and_row(add) if add is not None else (0, 0)), group,
         *(_batch_and_row(mask) if mask is not None else (0, 0)),
         y[0].numel(),
         bias is not None, add is not None, mask is not None, factor is not None,
-        relu, with_sums,
-        is_split(x), split,
+        relu, with_sums, split,
         product_precision(), parts, tile_rows, tile_columns, tile_depth, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return y, sums
@@ -303,6 +305,12 @@ def tall_product(x: Tensor, y: Tensor, sums: bool = False) -> tuple[Tensor, Tens
     large, given = _is_tall(batch, rows, depth, columns), is_split(x) or is_split(y)
     parts = 2 if given else product_parts() if large and min(depth, columns) >= SHALLOW else 1
     tile = 64 if large or given else 32
+    if parts == 1:
+        totals, y = None, y.contiguous()
+    else:
+        assert not (sums and is_split(y))
+        totals, sums = y.sum(2) if sums else None, False
+        x, y = _split(x, parts), _split(y, parts)
     sizes = ((2 * tile if parts > 1 else tile, depth), (tile, columns))
     tile_k, tile_n = (min(size, max(16, triton.next_power_of_2(width))) for size, width in sizes)
     tiles = triton.cdiv(depth, tile_k) * triton.cdiv(columns, tile_n) * batch
@@ -313,14 +321,14 @@ def tall_product(x: Tensor, y: Tensor, sums: bool = False) -> tuple[Tensor, Tens
     product = torch.empty(pieces, runs, members, depth, columns, device=x.device, dtype=torch.float32)
     row_sums = torch.empty(pieces, runs, members, columns, device=x.device, dtype=torch.float32)
     _tall_product_kernel[(tiles // batch, batch, pieces)](
-        x, y.contiguous(), product, row_sums,
+        x, y, product, row_sums,
         rows, depth, columns, members, batch, rows_per_piece,
         *_strides(x), x[0].numel(), y[0].numel(),
-        sums, is_split(x), is_split(y),
-        product_precision(), parts, tile_k, tile_n, 32, num_warps=4, num_stages=3,
+        sums, product_precision(), parts, tile_k, tile_n, 32, num_warps=4, num_stages=3,
     )  # fmt: skip
-    whole = product[0] if pieces == 1 else product.sum(0)
-    return whole, (row_sums[0] if pieces == 1 else row_sums.sum(0)) if sums else None
+    if sums:
+        totals = row_sums[0] if pieces == 1 else row_sums.sum(0)
+    return product[0] if pieces == 1 else product.sum(0), totals
 
 
 def _product_in_pieces(x: Tensor, y: Tensor) -> Tensor:

@@ -16,14 +16,11 @@ def parts_of(x):
 
 
 @triton.jit
-def read_parts(X, part, inside, PARTS: tl.constexpr, SPLIT: tl.constexpr):
-    """Of the numbers at X, three parts, or two and one to ignore; SPLIT: they lie there in parts, `part` apart."""
-    x = tl.load(X, mask=inside, other=0.0)
-    if SPLIT:
-        second = tl.load(X + part, mask=inside, other=0.0)
-        return x, second, tl.load(X + 2 * part, mask=inside, other=0.0) if PARTS == 3 else second
-    else:
-        return parts_of(x)
+def read_parts(X, part, inside, PARTS: tl.constexpr):
+    """Of the numbers that lie at X in parts, `part` apart: three parts, or two and one to ignore."""
+    first = tl.load(X, mask=inside, other=0.0)
+    second = tl.load(X + part, mask=inside, other=0.0)
+    return first, second, tl.load(X + 2 * part, mask=inside, other=0.0) if PARTS == 3 else second
 
 
 @triton.jit
@@ -50,12 +47,17 @@ def _split_kernel(X, PARTS_OF_X, count, PARTS: tl.constexpr, BLOCK: tl.constexpr
 
 
 def in_parts(x: Tensor, parts: int) -> Tensor:
-    """The parts of a dense tensor, [parts, ...]."""
+    """The parts of a dense tensor, [parts, ...].
+
+    Factors are split before their product and not within it: there, on Hopper GPUs, tensor cores read the parts from
+    registers, which compilers give away too early (triton-lang/triton, issue 9433 and pull request 11781), so that a
+    product beside other work was wrong now and then.
+    """
     out = torch.empty(parts, *x.shape, device=x.device, dtype=torch.bfloat16)
     _split_kernel[(triton.cdiv(x.numel(), 1024),)](x, out, x.numel(), parts, 1024)
     return out
 
 
 def is_split(x: Tensor) -> bool:
-    """Whether x is kept as the two parts [2, R, M, rows, k] that products in bf16x3 take, as large in memory as x."""
+    """Whether x is parts [parts, R, M, rows, k] and not a tensor [R, (M,) rows, k]; two are as large in memory as x."""
     return x.dim() == 5
