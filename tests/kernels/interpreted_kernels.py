@@ -1,7 +1,7 @@
 """The Triton kernels do what the plain PyTorch code beside them does; run by test_kernels_without_a_gpu.py.
 
-Much is test_fused_kernels.py on another device, with fewer rows. Tensors lie in memory as they do in training: they are
-columns of packed rows, parts of a layer's weights, some of a critic's members.
+Much is test_fused_kernels.py and test_fused_networks.py on another device, with fewer rows. Tensors lie in memory as
+they do in training: they are columns of packed rows, parts of a layer's weights, some of a critic's members.
 """
 
 from collections.abc import Iterator
@@ -24,15 +24,18 @@ from c4rl.networks import Critic, Stack
 from c4rl.policies import TanhGaussian
 from c4rl.regularizers.layer_norm import LayerNormConfig
 from tests.helpers import CPU, advance, make_lane, small_config, small_dataset
+from tests.kernels import support
 from tests.kernels import test_fused_kernels as on_gpu
+from tests.kernels import test_fused_networks as networks_on_gpu
 from tests.kernels.interpreter import interpreted
-from tests.kernels.test_fused_kernels import errors, normal
+from tests.kernels.support import errors, normal
 
 
 @pytest.fixture(autouse=True)
 def used(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
     """The names of the kernels that a test has used so far; in the end there must be some."""
-    monkeypatch.setattr(on_gpu, "CUDA", CPU)
+    for module in (support, on_gpu, networks_on_gpu):
+        monkeypatch.setattr(module, "CUDA", CPU)
     with interpreted() as names:
         yield names
     assert names, "no kernel was used"
@@ -40,8 +43,10 @@ def used(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
 
 # -- as on a GPU
 
-test_gradients_of_features_alone_and_of_frozen_critics = on_gpu.test_gradients_of_features_alone_and_of_frozen_critics
-test_a_network_of_one_member = on_gpu.test_a_network_of_one_member
+test_gradients_of_features_alone_and_of_frozen_critics = (
+    networks_on_gpu.test_gradients_of_features_alone_and_of_frozen_critics
+)
+test_a_network_of_one_member = networks_on_gpu.test_a_network_of_one_member
 test_draws_are_the_same_numbers = on_gpu.test_draws_are_the_same_numbers
 test_single_cluster_batches_are_the_same_rows = on_gpu.test_single_cluster_batches_are_the_same_rows
 test_adam = on_gpu.test_adam
@@ -54,7 +59,7 @@ test_kernels_for_principal_directions_prove_themselves = on_gpu.test_kernels_for
 
 @pytest.mark.parametrize("layer_norm", [False, True])
 def test_a_critic_and_its_gradients(layer_norm: bool) -> None:
-    on_gpu.test_a_critic_and_its_gradients(2, 20, 3, layer_norm)
+    networks_on_gpu.test_a_critic_and_its_gradients(2, 20, 3, layer_norm)
 
 
 @pytest.mark.parametrize("layer_norm", [False, True])
@@ -88,20 +93,20 @@ def test_products_of_numbers_in_parts(mode: str, bound: float) -> None:
 
 @pytest.mark.usefixtures("all_large")
 def test_a_network_whose_layers_are_kept_in_parts() -> None:
-    on_gpu.test_a_network_whose_layers_are_kept_in_parts(2, rows=40, widths=(72, 80, 64))
+    networks_on_gpu.test_a_network_whose_layers_are_kept_in_parts(2, rows=40, widths=(72, 80, 64))
 
 
 @pytest.mark.parametrize("mode", ["fp32", "bf16x3"])
 @pytest.mark.usefixtures("all_large")
 def test_jacobian_vector_products(mode: str, used: set[str]) -> None:
-    on_gpu.test_jacobian_vector_products(mode, rows=40, widths=(72, 80, 66))
+    networks_on_gpu.test_jacobian_vector_products(mode, rows=40, widths=(72, 80, 66))
     assert ("_split_kernel" in used) == (mode == "bf16x3")
 
 
 @pytest.mark.parametrize("mode", ["fp32", "bf16x3"])
 @pytest.mark.usefixtures("all_large")
 def test_dropout(mode: str) -> None:
-    on_gpu.test_dropout(mode, rows=40, widths=(70, 70, 70))
+    networks_on_gpu.test_dropout(mode, rows=40, widths=(70, 70, 70))
 
 
 def test_principal_directions(used: set[str]) -> None:
