@@ -118,6 +118,5 @@ def test_kernels_compile() -> None:
         output = Critic(Stack((0,), 5, 3, CPU), "critic", (128, 256, 128)).at(torch.zeros(1, 8192, 8))
         assert [layer.dtype for layer in output.hidden] == [torch.bfloat16, torch.bfloat16, torch.float32]
         output.q.sum().backward()
-        Critic(Stack((0,), 5, 3, CPU), "critic", (256, 256), layer_norm=True).at(
-            torch.zeros(1, 4096, 8)
-        ).q.sum().backward()
+        normed = Critic(Stack((0,), 5, 3, CPU), "critic", (256, 256), layer_norm=True)
+        normed.at(torch.zeros(1, 4096, 8)).q.sum().backward()

@@ -225,9 +225,12 @@ def test_snapshots_leave_the_gpu_while_graphs_are_captured_and_replayed() -> Non
     expected = {run: {n: t.clone() for n, t in state.items()} for run, state in lane.run_states().items()}
     over = threading.Event()
 
-    def copy_again_and_again() -> None:
+    def copy_again_and_again() -> int:
+        copies = 0
         while not over.is_set():
             assert_equal(good.states(), expected)
+            copies += 1
+        return copies
 
     with ThreadPoolExecutor(1) as thread:
         copying = thread.submit(copy_again_and_again)
@@ -236,7 +239,7 @@ def test_snapshots_leave_the_gpu_while_graphs_are_captured_and_replayed() -> Non
             advance(lane, 200, start=10)
         finally:
             over.set()
-        copying.result()
+        assert copying.result() > 0
     assert not lane.failures() and not other.failures()
 
 
