@@ -18,18 +18,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from c4rl.c4.cross_covariance import penalty
-from c4rl.c4.feature_gradients import Mode, feature_gradients
-from c4rl.c4.gaussian_mixture import fit, kmeans_start
-from c4rl.c4.plugin import C4Config
-from c4rl.c4.principal_directions import principal_directions
-from c4rl.config import TrainConfig, empty_config
-from c4rl.files import write_json
-from c4rl.random import Streams
+from c4rl.core.files import write_json
+from c4rl.core.random import Streams
+from c4rl.jobs.config import TrainConfig, empty_config
+from c4rl.plugins.c4.cross_covariance import penalty
+from c4rl.plugins.c4.feature_gradients import Mode, feature_gradients
+from c4rl.plugins.c4.gaussian_mixture import fit, kmeans_start
+from c4rl.plugins.c4.plugin import C4Config
+from c4rl.plugins.c4.principal_directions import principal_directions
 from c4rl.theory.total_covariance import total_covariance
-from c4rl.training.lane import Lane
+from c4rl.training.launch import Launch
 from c4rl.training.loop import resume, train
-from c4rl.training.restoring import restore
+from c4rl.training.restore import restore
 from c4rl.training.summary import versions
 
 # mode -> what it changes in C4's options; None: no plug-in, the monitor alone
@@ -127,7 +127,7 @@ def results_of(folder: Path) -> dict[str, Any]:
     """Everything that the table needs of a finished job."""
     summary = json.loads((folder / "summary.json").read_text())
     config = json.loads((folder / "config.json").read_text())
-    lane, _, _ = restore(folder)
+    launch, _, _ = restore(folder)
     return {
         "algorithm": summary["algorithm"],
         "task": summary["task"],
@@ -139,7 +139,7 @@ def results_of(folder: Path) -> dict[str, Any]:
         "last_scores": summary["last"].get("scores"),
         "timing": summary["timing"],
         "traces": last_traces(folder / "metrics.jsonl", summary["seeds"]),
-        "within_share": {mode: within_shares(lane, mode) for mode in FEATURES},
+        "within_share": {mode: within_shares(launch, mode) for mode in FEATURES},
         "machine": {"threads": torch.get_num_threads(), **versions()},
     }
 
@@ -157,15 +157,15 @@ def last_traces(metrics: Path, seeds: list[int]) -> dict[str, list[Number]]:
 # -- how much of C is left inside clusters, on rows that the mixture has not seen
 
 
-def within_shares(lane: Lane, mode: Mode) -> dict[str, dict[str, list[Number]]]:
+def within_shares(launch: Launch, mode: Mode) -> dict[str, dict[str, list[Number]]]:
     """E_z ||C_z||_F / ||C||_F per number of clusters, kind of responsibilities and seed."""
-    assert lane.algorithm.critics is not None
-    rows = torch.nonzero(lane.buffer.packed[:, -1] > 0)[:, 0]  # with a valid next action
+    assert launch.algorithm.critics is not None
+    rows = torch.nonzero(launch.buffer.packed[:, -1] > 0)[:, 0]  # with a valid next action
     rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))]
     unseen, seen = rows.split([int(HELD_OUT * len(rows)), len(rows) - int(HELD_OUT * len(rows))])
     shares: dict[str, dict[str, list[Number]]] = {str(K): {kind: [] for kind in SHARES} for K in CLUSTERS}
-    fitted, held_out = gradients(lane, mode, seen), gradients(lane, mode, unseen)
-    for run, seed in enumerate(lane.seeds):
+    fitted, held_out = gradients(launch, mode, seen), gradients(launch, mode, unseen)
+    for run, seed in enumerate(launch.seeds):
         g_next, g = (side[run : run + 1] for side in fitted)
         test_next, test = (side[run : run + 1] for side in held_out)
         projections = [principal_directions(side, DIRECTIONS) for side in (g_next, g)]
@@ -180,13 +180,13 @@ def within_shares(lane: Lane, mode: Mode) -> dict[str, dict[str, list[Number]]]:
     return shares
 
 
-def gradients(lane: Lane, mode: Mode, rows: Tensor) -> tuple[Tensor, Tensor]:
+def gradients(launch: Launch, mode: Mode, rows: Tensor) -> tuple[Tensor, Tensor]:
     """g' and g of the first critic at these rows, float64 [R, n, m]."""
-    assert lane.algorithm.critics is not None
-    critic, target = lane.algorithm.critics
+    assert launch.algorithm.critics is not None
+    critic, target = launch.algorithm.critics
     sides: tuple[list[Tensor], list[Tensor]] = ([], [])
     for chunk in rows.split(1024):
-        batch = lane.buffer.gather(chunk.expand(len(lane.seeds), -1))
+        batch = launch.buffer.gather(chunk.expand(len(launch.seeds), -1))
         sides[0].append(feature_gradients(mode, target, batch.next_state_actions, slice(1))[:, 0].double())
         sides[1].append(feature_gradients(mode, critic, batch.state_actions, slice(1))[:, 0].double())
     return torch.cat(sides[0], 1), torch.cat(sides[1], 1)

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import torch
 
-from c4rl.bench import made_up_dataset
-from c4rl.c4.feature_gradients import Mode
-from c4rl.c4.plugin import C4Config
-from c4rl.config import empty_config
+from c4rl.core.buffer import TransitionBuffer
 from c4rl.data.dataset import Dataset
-from c4rl.training.buffer import Scaling, TransitionBuffer
-from c4rl.training.lane import Lane
+from c4rl.data.packing import Scaling, pack_datasets
+from c4rl.jobs.config import empty_config
+from c4rl.plugins.c4.feature_gradients import Mode
+from c4rl.plugins.c4.plugin import C4Config
+from c4rl.results.speed import made_up_dataset
+from c4rl.training.launch import Launch
 
 CPU = torch.device("cpu")
 PERIOD = C4Config.period
@@ -33,20 +34,20 @@ class Measured:
         plugins = ("c4",) if mode is not None else ("none",)
         options = (C4Config(mode=mode),) if mode is not None else ()
         config = empty_config("td3_bc", plugins, plugin_options=options, dataset=nowhere, task="none", output=nowhere)
-        self.lane, self.step = Lane(config, [0], buffer, CPU), 0
+        self.launch, self.step = Launch(config, [0], buffer, CPU), 0
         self.updates: list[float] = []  # seconds of one update, per piece
         self.refreshes: list[float] = []  # seconds of one refresh, per piece
 
     def piece(self, updates: int) -> None:
         """Some updates, and the refresh that is due every 200 of them."""
-        self.lane.update(self.step + 1)  # warm
+        self.launch.update(self.step + 1)  # warm
         began = time.perf_counter()
         for step in range(self.step + 2, self.step + 2 + updates):
-            self.lane.update(step)
+            self.launch.update(step)
         self.updates.append((time.perf_counter() - began) / updates)
         self.step += PERIOD
         began = time.perf_counter()
-        self.lane.refresh(self.step)
+        self.launch.refresh(self.step)
         self.refreshes.append(time.perf_counter() - began)
 
     def seconds(self, piece: int) -> float:
@@ -61,7 +62,7 @@ class Measured:
 
 def measure(data: Dataset, rounds: int, updates: int) -> None:
     one, zero = torch.ones(data.observation_dim).numpy(), torch.zeros(data.observation_dim).numpy()
-    buffer = TransitionBuffer([(data, Scaling(zero, one, data.action_low, data.action_high))], CPU)
+    buffer = pack_datasets([(data, Scaling(zero, one, data.action_low, data.action_high))], CPU)
     without = Measured(buffer, None)
     having = {mode: Measured(buffer, mode) for mode in MODES}
     for _ in range(rounds):

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import yardstick
 
-from c4rl.bench import bench_config, made_up_dataset, measure, stepper
+from c4rl.results.speed import bench_config, made_up_dataset, measure, stepper
 
 
 def main() -> None:

@@ -17,10 +17,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import gymnasium
 import numpy as np
 
-from c4rl.data.tasks import get_task
+from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.environments.evaluation import EvaluationPool, rollout
 from c4rl.environments.making import make_environment
-from c4rl.numpy_policy import NumpyPolicy
+from c4rl.environments.tasks import get_task
 
 EPISODES = 10
 warnings.filterwarnings("ignore", message=".*Hopper-v4 is out of date")

@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from c4rl.bench import made_up_dataset
-from c4rl.config import TrainConfig, empty_config
-from c4rl.data.tasks import get_task
-from c4rl.registry import algorithm_class, plugin_names
-from c4rl.training.lane import Lane
+from c4rl.environments.tasks import get_task
+from c4rl.jobs.config import TrainConfig, empty_config
+from c4rl.jobs.registry import algorithm_class, plugin_names
+from c4rl.results.speed import made_up_dataset
+from c4rl.training.launch import Launch
 from c4rl.training.loop import train
 
 TINY = {"hidden_layers": 2, "hidden_width": 32, "batch_size": 64}
@@ -68,20 +68,20 @@ def made_up_file(task: str, folder: Path) -> Path:
 def timed(config: TrainConfig, first: int, last: int) -> tuple[float, dict[str, Any]]:
     """Run-updates per second from update `first` to `last`, and the job's summary."""
     began_and_ended: dict[int, float] = {}
-    update = Lane.update
+    update = Launch.update
 
-    def noting(self: Lane, step: int) -> None:
+    def noting(self: Launch, step: int) -> None:
         update(self, step)
         if step in (first, last):
             if self.device.type == "cuda":
                 torch.cuda.synchronize()
             began_and_ended[step] = time.monotonic()
 
-    Lane.update = noting  # type: ignore[method-assign]
+    Launch.update = noting  # type: ignore[method-assign]
     try:
         summary = train(config, Console(quiet=True))
     finally:
-        Lane.update = update  # type: ignore[method-assign]
+        Launch.update = update  # type: ignore[method-assign]
     return (last - first) * len(config.seeds) / (began_and_ended[last] - began_and_ended[first]), summary
 
 

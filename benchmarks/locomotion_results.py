@@ -11,12 +11,12 @@ import numpy as np
 
 from c4rl.algorithms.algorithm import Stage
 from c4rl.algorithms.bppo import BPPOConfig
-from c4rl.config import TrainConfig, published_fields, read_config
-from c4rl.errors import InputError
-from c4rl.files import replacing, write_json
-from c4rl.kernels import OFFERED
-from c4rl.registry import algorithm_class
-from c4rl.training.runs import key_from
+from c4rl.core.errors import InputError
+from c4rl.core.files import replacing, write_json
+from c4rl.core.ops import OFFERED
+from c4rl.jobs.config import TrainConfig, published_fields, read_config
+from c4rl.jobs.registry import algorithm_class
+from c4rl.jobs.runs import key_from
 
 # the C4 paper's table of 10k locomotion; BC from its table of tasks with at most 10k rows, which prints no deviations.
 # Algorithms are trained in this order: cheapest updates first

@@ -40,12 +40,12 @@ from locomotion_results import (
 from safetensors import safe_open
 
 from c4rl.algorithms.bppo import BPPOConfig
-from c4rl.config import TrainConfig, published_fields, read_config, to_json
-from c4rl.errors import InputError
-from c4rl.files import write_json
-from c4rl.kernels import OFFERED
-from c4rl.registry import algorithm_class
-from c4rl.sweeps import differences
+from c4rl.core.errors import InputError
+from c4rl.core.files import write_json
+from c4rl.core.ops import OFFERED
+from c4rl.jobs.config import TrainConfig, published_fields, read_config, to_json
+from c4rl.jobs.registry import algorithm_class
+from c4rl.jobs.sweeps import differences
 from c4rl.training.loop import Interrupted, resume, train
 
 ROOT = Path(__file__).resolve().parents[1]

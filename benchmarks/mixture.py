@@ -17,10 +17,10 @@ from sklearn.mixture import GaussianMixture
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import Tensor
 
-from c4rl.c4.cluster_sampler import ClusterSampler
-from c4rl.c4.gaussian_mixture import fit, kmeans_start
-from c4rl.c4.principal_directions import principal_directions
-from c4rl.random import Streams
+from c4rl.core.random import Streams
+from c4rl.plugins.c4.cluster_sampler import ClusterSampler
+from c4rl.plugins.c4.gaussian_mixture import fit, kmeans_start
+from c4rl.plugins.c4.principal_directions import principal_directions
 
 RUNS, ROWS, CLUSTERS, STEPS, TURNS = 5, 10_000, 5, 10, 3
 

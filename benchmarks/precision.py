@@ -25,11 +25,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from c4rl.config import empty_config
-from c4rl.kernels import PRECISIONS
-from c4rl.registry import algorithm_class
-from c4rl.training.buffer import TransitionBuffer
-from c4rl.training.lane import Lane
+from c4rl.core.ops import PRECISIONS
+from c4rl.data.packing import pack_datasets
+from c4rl.jobs.config import empty_config
+from c4rl.jobs.registry import algorithm_class
+from c4rl.training.launch import Launch
 from c4rl.training.preparation import prepare
 
 TASKS = ("hopper-medium-expert-v2", "walker2d-medium-v2")
@@ -39,18 +39,18 @@ TINY = {"hidden_layers": 2, "hidden_width": 32, "batch_size": 64}
 
 
 class Study:
-    """The seeds of one task with one choice of plug-ins: a lane of runs on a stream of its own."""
+    """The seeds of one task with one choice of plug-ins: a launch of runs on a stream of its own."""
 
     def __init__(self, path: Path, task: str, plugin: str, seeds: int, updates: int, device: torch.device) -> None:
         options = {} if device.type == "cuda" else {"options": algorithm_class("cql").config_type(**TINY)}
         job = {"dataset": path, "task": task, "output": Path("unused"), "seeds": tuple(range(seeds))}
         config = replace(empty_config("cql", (plugin,), updates=updates, **job, **options), monitor=True)
         preparation = prepare(config)
-        buffer = TransitionBuffer([(preparation.train, preparation.scaling)], device)
+        buffer = pack_datasets([(preparation.train, preparation.scaling)], device)
         self.name = f"{task} {plugin}"
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         with self.own_stream():
-            self.lane = Lane(config, list(config.seeds), buffer, device)
+            self.launch = Launch(config, list(config.seeds), buffer, device)
         self.report: dict[Any, dict[str, float]] = {}
         self.curves: dict[str, list[list[float]]] = {name: [] for name in CURVES}
 
@@ -59,12 +59,12 @@ class Study:
 
     def update(self, step: int) -> None:
         with self.own_stream():
-            self.lane.update(step)
-            self.report = self.lane.refresh(step) or self.report
+            self.launch.update(step)
+            self.report = self.launch.refresh(step) or self.report
 
     def read(self) -> None:
         with self.own_stream():
-            means = self.lane.read_metrics()
+            means = self.launch.read_metrics()
         for name, curve in self.curves.items():
             curve.append([(means[run] | self.report.get(run, {})).get(name, float("nan")) for run in means])
 
@@ -76,7 +76,7 @@ def run_mode(mode: str, given: argparse.Namespace, device: torch.device) -> dict
         Study(given.data / f"{task}.npz", task, plugin, *arguments) for task in TASKS for plugin in given.plugins
     ]
     for study in studies:
-        study.lane.precision = mode
+        study.launch.precision = mode
     if device.type == "cuda":
         torch.cuda.synchronize()
     began = time.perf_counter()
@@ -92,7 +92,7 @@ def run_mode(mode: str, given: argparse.Namespace, device: torch.device) -> dict
         "run_updates_per_second": given.updates * given.seeds * len(studies) / (time.perf_counter() - began),
         "curves": {study.name: study.curves for study in studies},
         "failures": {
-            f"{study.name} {run}": str(why) for study in studies for run, why in study.lane.failures().items()
+            f"{study.name} {run}": str(why) for study in studies for run, why in study.launch.failures().items()
         },
     }
 

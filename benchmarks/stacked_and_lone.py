@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from c4rl.config import empty_config
-from c4rl.registry import plugin_names
+from c4rl.jobs.config import empty_config
+from c4rl.jobs.registry import plugin_names
 from c4rl.training.loop import resume, train
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from c4rl.bench import made_up_dataset
-from c4rl.config import TrainConfig, empty_config
 from c4rl.data.dataset import Dataset
-from c4rl.registry import ALGORITHMS
-from c4rl.training.buffer import Scaling, TransitionBuffer
-from c4rl.training.lane import Lane
+from c4rl.data.packing import Scaling, pack_datasets
+from c4rl.jobs.config import TrainConfig, empty_config
+from c4rl.jobs.registry import ALGORITHMS
+from c4rl.results.speed import made_up_dataset
+from c4rl.training.launch import Launch
 
 CPU = torch.device("cpu")
 # what makes an algorithm small: narrow networks of its own, stages so short that nine updates pass through all of them
@@ -77,16 +77,16 @@ def plain_scaling(dataset: Dataset) -> Scaling:
     return Scaling(np.zeros(s, np.float32), np.ones(s, np.float32), dataset.action_low, dataset.action_high)
 
 
-def make_lane(
+def make_launch(
     config: TrainConfig, dataset: Dataset | None = None, dtype: torch.dtype = torch.float64, states: Any = None
-) -> Lane:
+) -> Launch:
     dataset = dataset or small_dataset()
-    buffer = TransitionBuffer([(dataset, plain_scaling(dataset))], CPU, dtype)
-    return Lane(config, list(config.seeds), buffer, CPU, dtype, states)
+    buffer = pack_datasets([(dataset, plain_scaling(dataset))], CPU, dtype)
+    return Launch(config, list(config.seeds), buffer, CPU, dtype, states)
 
 
-def advance(lane: Lane, updates: int, start: int = 0) -> Lane:
+def advance(launch: Launch, updates: int, start: int = 0) -> Launch:
     for step in range(start + 1, start + updates + 1):
-        lane.update(step)
-        lane.refresh(step)
-    return lane
+        launch.update(step)
+        launch.refresh(step)
+    return launch

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from c4rl import train_command
-from c4rl.cli import main
-from c4rl.config import TrainConfig, field_names
-from c4rl.registry import ALGORITHMS, PLUGINS
+from c4rl.cli.main import main
+from c4rl.cli import train as train_command
+from c4rl.jobs.config import TrainConfig, field_names
+from c4rl.jobs.registry import ALGORITHMS, PLUGINS
 
 PATH = Path(__file__).resolve().parents[1] / "docs" / "algorithms.md"
 PAGE = PATH.read_text()

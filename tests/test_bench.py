@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from c4rl.bench import speed, update_flops
-from c4rl.errors import InputError
-from c4rl.registry import ALGORITHMS, algorithm_class
+from c4rl.core.errors import InputError
+from c4rl.jobs.registry import ALGORITHMS, algorithm_class
+from c4rl.results.speed import speed, update_flops
 from tests.helpers import small_config, small_dataset
 
 
@@ -46,7 +46,7 @@ def test_a_file_that_exists_is_not_overwritten(tmp_path: Path) -> None:
 def test_what_is_measured_is_kept_when_the_next_measurement_dies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from c4rl import bench
+    from c4rl.results import speed as bench
 
     measure_one = bench._measure_one
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from c4rl.networks import Critic, Stack, StackedMLP
-from c4rl.policies import GaussianPolicy, TanhGaussian
-from c4rl.training.optimizer import FlatAdam, Polyak
+from c4rl.core.networks import Critic, Stack, StackedMLP
+from c4rl.core.optimizers import FlatAdam, Polyak
+from c4rl.core.policies import GaussianPolicy, TanhGaussian
 
 CPU = torch.device("cpu")
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from c4rl.kernels import OFFERED
+from c4rl.core.ops import OFFERED
 
 ROOT = Path(__file__).resolve().parents[1]
 SPEC = importlib.util.spec_from_file_location("precision", ROOT / "benchmarks" / "precision.py")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from c4rl.random import Streams, stream_key
+from c4rl.core.random import Streams, stream_key
 
 
 def streams(seeds: list[int], step: int = 1, dtype: torch.dtype = torch.float64) -> Streams:

@@ -3,24 +3,24 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from c4rl.errors import InputError
+from c4rl.core.errors import InputError
+from c4rl.core.version import __version__
 
 if TYPE_CHECKING:
-    from c4rl.config import TrainConfig
     from c4rl.data import Dataset, load_dataset
+    from c4rl.jobs.config import TrainConfig
+    from c4rl.results.policies import load_policy
     from c4rl.training.loop import resume, train
-    from c4rl.training.scoring import load_policy
 
-__version__ = "0.1.0"
-__all__ = ["Dataset", "InputError", "TrainConfig", "load_dataset", "load_policy", "resume", "train"]
+__all__ = ["Dataset", "InputError", "TrainConfig", "__version__", "load_dataset", "load_policy", "resume", "train"]
 
 _ROOMS = {
     "Dataset": "c4rl.data",
     "load_dataset": "c4rl.data",
-    "TrainConfig": "c4rl.config",
+    "TrainConfig": "c4rl.jobs.config",
     "train": "c4rl.training.loop",
     "resume": "c4rl.training.loop",
-    "load_policy": "c4rl.training.scoring",
+    "load_policy": "c4rl.results.policies",
 }
 
 

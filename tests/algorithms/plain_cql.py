@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from c4rl.algorithms.cql import CQL, CQLConfig
-from c4rl.networks import StackedMLP
-from c4rl.training.buffer import Batch
+from c4rl.core.buffer import Batch
+from c4rl.core.networks import StackedMLP
 
 ACTIONS, MEMBERS = 2, 2
 

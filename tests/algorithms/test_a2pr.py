@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from c4rl.algorithms.a2pr import A2PR, Reconstruction
-from c4rl.config import TrainConfig, published_fields
-from c4rl.data.tasks import TASKS
-from c4rl.errors import InputError
-from c4rl.networks import StackedMLP
-from c4rl.training.buffer import Batch
-from c4rl.training.lane import Lane
-from tests.helpers import advance, make_lane, small_config
+from c4rl.core.buffer import Batch
+from c4rl.core.errors import InputError
+from c4rl.core.networks import StackedMLP
+from c4rl.environments.tasks import TASKS
+from c4rl.jobs.config import TrainConfig, published_fields
+from c4rl.training.launch import Launch
+from tests.helpers import advance, make_launch, small_config
 
 # rows of (logged first action, V, next V'); the logged second action is 0.5. The VAE proposes (0, 0), of Q = 0
 ROWS = [
@@ -51,15 +51,15 @@ def give_constant(mlp: StackedMLP, values: list[float]) -> None:
         mlp.biases[-1].copy_(torch.tensor(values).expand_as(mlp.biases[-1]))
 
 
-def algorithm_of(**options) -> tuple[A2PR, Lane]:
-    lane = make_lane(small_config("a2pr", **options))
-    assert isinstance(lane.algorithm, A2PR)
-    return lane.algorithm, lane
+def algorithm_of(**options) -> tuple[A2PR, Launch]:
+    launch = make_launch(small_config("a2pr", **options))
+    assert isinstance(launch.algorithm, A2PR)
+    return launch.algorithm, launch
 
 
 def by_hand(**options) -> tuple[A2PR, Batch]:
     """Q1(s, a) = Q2 = the first action, Q̄(s, a) = V(s) = the first observation; nothing but V moves."""
-    algorithm, lane = algorithm_of(critic_lr=0.0, vae_lr=0.0, value_lr=1.0, policy_noise=0.0, **options)
+    algorithm, launch = algorithm_of(critic_lr=0.0, vae_lr=0.0, value_lr=1.0, policy_noise=0.0, **options)
     give(algorithm.critic.mlp, 5)
     give(algorithm.target_critic.mlp, 0)
     give(algorithm.value.mlp, 0)
@@ -77,7 +77,7 @@ def by_hand(**options) -> tuple[A2PR, Batch]:
     batch = Batch(
         pairs, pairs[..., :5], pairs[..., 5:], next_pairs, next_pairs[..., :5], 0.1 * ones, continues, ones
     )  # fmt: skip
-    lane.step.fill_(2)
+    launch.step.fill_(2)
     return algorithm, batch
 
 
@@ -111,9 +111,9 @@ def test_the_vae_is_trained_on_kl_and_filtered_reconstruction_alone() -> None:
     """The actor's loss runs through the VAE and leaves its weights alone."""
     after = []
     for step in (1, 2):  # without and with an actor update, on the same batch and random numbers
-        algorithm, lane = algorithm_of(detach_target=False)
-        lane.step.fill_(2)
-        algorithm.update(lane.buffer.gather(lane.sampler.rows(lane.streams, 32)), step)
+        algorithm, launch = algorithm_of(detach_target=False)
+        launch.step.fill_(2)
+        algorithm.update(launch.buffer.gather(launch.sampler.rows(launch.streams, 32)), step)
         after.append([p.detach().clone() for p in algorithm.vae.parameters()])
     assert all(torch.equal(without, with_actor) for without, with_actor in zip(*after, strict=True))
 
@@ -134,10 +134,10 @@ def test_the_latent_spread_is_clamped_and_its_divergence_the_closed_form() -> No
 
 
 def test_the_vae_decodes_a_draw_of_its_own_latent() -> None:
-    algorithm, lane = algorithm_of()
+    algorithm, launch = algorithm_of()
     give_constant(algorithm.vae.encoder, [0.3] * 4 + [math.log(0.2)] * 4)
-    lane.step.fill_(1)
-    batch = lane.buffer.gather(lane.sampler.rows(lane.streams, 32))
+    launch.step.fill_(1)
+    batch = launch.buffer.gather(launch.sampler.rows(launch.streams, 32))
     noise = algorithm._latent_noise("vae_latent", batch)
     expected = torch.tanh(algorithm.vae.decoder(torch.cat([batch.observations, 0.3 + 0.2 * noise], dim=2)))
     torch.testing.assert_close(algorithm.vae(batch.observations, batch.actions, noise).actions, expected)
@@ -164,12 +164,12 @@ def test_the_cloned_proposal_is_a_constant_unless_asked_otherwise(logged: float,
     """The gradient through the VAE matters where its proposal is chosen, and only there."""
     after = []
     for detach in (True, False):
-        algorithm, lane = algorithm_of(detach_target=detach, alpha=0.0)
+        algorithm, launch = algorithm_of(detach_target=detach, alpha=0.0)
         give(algorithm.critic.mlp, 5)
         with torch.no_grad():
             algorithm.value.mlp.biases[-1].fill_(-3.0)
-        lane.buffer.packed[:, 5] = logged
-        advance(lane, 2)
+        launch.buffer.packed[:, 5] = logged
+        advance(launch, 2)
         assert algorithm._last["cloned"].item() == 1 and algorithm._last["augmented"].item() == float(not same)
         after.append([p.detach().clone() for p in algorithm.actor.parameters()])
     assert all(torch.equal(with_, without) for with_, without in zip(*after, strict=True)) == same
@@ -191,7 +191,7 @@ def test_without_a_gradient_of_its_own_the_proposal_pulls_the_actor_towards_itse
 
 
 def test_actor_and_targets_move_on_every_second_update_and_the_rest_on_each() -> None:
-    algorithm, lane = algorithm_of()
+    algorithm, launch = algorithm_of()
 
     def snapshot() -> dict[str, torch.Tensor]:
         return {
@@ -200,9 +200,9 @@ def test_actor_and_targets_move_on_every_second_update_and_the_rest_on_each() ->
         }
 
     initial = snapshot()
-    advance(lane, 1)
+    advance(launch, 1)
     first = snapshot()
-    advance(lane, 1, start=1)
+    advance(launch, 1, start=1)
     second = snapshot()
     moved_first = {name for name in initial if not torch.equal(initial[name], first[name])}
     moved_second = {name for name in initial if not torch.equal(first[name], second[name])}
@@ -214,7 +214,7 @@ def test_actor_and_targets_move_on_every_second_update_and_the_rest_on_each() ->
 
 
 def test_networks_have_the_published_depths() -> None:
-    algorithm = make_lane(small_config("a2pr", hidden_layers=4, actor_layers=3, vae_width=750)).algorithm
+    algorithm = make_launch(small_config("a2pr", hidden_layers=4, actor_layers=3, vae_width=750)).algorithm
     assert isinstance(algorithm, A2PR)
     depths = [len(mlp.weights) - 1 for mlp in (algorithm.actor.mlp, algorithm.critic.mlp, algorithm.value.mlp)]
     assert depths == [3, 4, 4]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.helpers import advance, make_lane, small_config, small_dataset
+from tests.helpers import advance, make_launch, small_config, small_dataset
 
 
 @pytest.mark.parametrize("loss", ["mse", "likelihood"])
@@ -13,17 +13,17 @@ def test_cloning_recovers_a_linear_controller(loss: str) -> None:
     data = small_dataset(1000)
     actions = np.tanh(data.observations @ np.linspace(-1, 1, 10, dtype=np.float32).reshape(5, 2) * 0.5) * 0.9
     data = replace(data, actions=actions.astype(np.float32))
-    lane = advance(make_lane(small_config("bc", loss=loss, actor_lr=3e-3, hidden_width=64), data), 400)
-    policy = lane.policies(_scaling(data))[0]
+    launch = advance(make_launch(small_config("bc", loss=loss, actor_lr=3e-3, hidden_width=64), data), 400)
+    policy = launch.policies(_scaling(data))[0]
     assert np.abs(policy.act(data.observations) - data.actions).mean() < 0.05
 
 
 def test_the_loss_is_the_mean_over_rows_and_dimensions() -> None:
-    lane = make_lane(small_config("bc"))
-    lane.step.fill_(1)
-    batch = lane.buffer.gather(lane.sampler.rows(lane.streams, 32))
-    expected = float(((lane.algorithm.act(batch.observations) - batch.actions) ** 2).mean())
-    assert lane.algorithm.update(batch, 1)["actor_loss"].item() == pytest.approx(expected)
+    launch = make_launch(small_config("bc"))
+    launch.step.fill_(1)
+    batch = launch.buffer.gather(launch.sampler.rows(launch.streams, 32))
+    expected = float(((launch.algorithm.act(batch.observations) - batch.actions) ** 2).mean())
+    assert launch.algorithm.update(batch, 1)["actor_loss"].item() == pytest.approx(expected)
 
 
 def _scaling(data):

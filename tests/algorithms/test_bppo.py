@@ -10,15 +10,16 @@ from torch import Tensor, nn
 from torch.distributions import Normal
 
 from c4rl.algorithms.bppo import BPPO, BPPOConfig, weighted_advantage
-from c4rl.config import published_fields
+from c4rl.core.buffer import Batch
+from c4rl.core.errors import InputError
+from c4rl.core.networks import Stack, StackedMLP
+from c4rl.core.policies import TanhHeadGaussianPolicy
+from c4rl.core.returns import returns_to_go
 from c4rl.data.dataset import Dataset
-from c4rl.errors import InputError
-from c4rl.networks import Stack, StackedMLP
-from c4rl.policies import TanhHeadGaussianPolicy
-from c4rl.training.buffer import Batch, Scaling, TransitionBuffer
-from c4rl.training.lane import Lane
-from c4rl.training.returns import returns_to_go
-from tests.helpers import CPU, SMALL, advance, make_lane, plain_scaling, small_config, small_dataset
+from c4rl.data.packing import Scaling, pack_datasets
+from c4rl.jobs.config import published_fields
+from c4rl.training.launch import Launch
+from tests.helpers import CPU, SMALL, advance, make_launch, plain_scaling, small_config, small_dataset
 
 # the first update of each stage of a small job
 CRITIC, VALUE, CLONING, IMPROVEMENT, END = np.cumsum(
@@ -42,18 +43,18 @@ def cut_dataset(ends: dict[int, str], rows: int) -> Dataset:
     )
 
 
-def lane_of(data: Dataset | None = None, seeds: tuple[int, ...] = (0,), **values: Any) -> tuple[Lane, BPPO]:
+def lane_of(data: Dataset | None = None, seeds: tuple[int, ...] = (0,), **values: Any) -> tuple[Launch, BPPO]:
     """online_best needs a task; nothing here runs it."""
     task = {"task": "maze2d-umaze-v1"} if values.get("acceptance") == "online_best" else {}
-    lane = make_lane(small_config("bppo", seeds=seeds, **task, **values), data)
-    assert isinstance(lane.algorithm, BPPO)
-    return lane, lane.algorithm
+    launch = make_launch(small_config("bppo", seeds=seeds, **task, **values), data)
+    assert isinstance(launch.algorithm, BPPO)
+    return launch, launch.algorithm
 
 
-def batch_at(lane: Lane, step: int, rows: int = 32) -> Batch:
+def batch_at(launch: Launch, step: int, rows: int = 32) -> Batch:
     """Uniform rows of update `step`, for which the device's counter is made ready."""
-    lane.step.fill_(step)
-    return lane.buffer.gather(lane.uniform_sampler.rows(lane.streams, rows))
+    launch.step.fill_(step)
+    return launch.buffer.gather(launch.uniform_sampler.rows(launch.streams, rows))
 
 
 def flat(module: nn.Module) -> Tensor:
@@ -80,7 +81,7 @@ def test_returns_to_go_stop_where_trajectories_do_and_are_of_scaled_rewards(disc
     short = [cut_dataset({}, rows) for rows in (37, 1, 64)]  # one trajectory each: equal ids on both sides of the seam
     scalings = [replace(plain_scaling(long), reward_scale=3.0, reward_shift=-0.5), *map(plain_scaling, short)]
     datasets = list(zip([long, *short], scalings, strict=True))
-    buffer = TransitionBuffer(datasets, CPU, torch.float64, dataset_of_run=(0, 1, 2, 3))
+    buffer = pack_datasets(datasets, CPU, torch.float64, dataset_of_run=(0, 1, 2, 3))
     expected = np.concatenate([slow_returns(data, scaling, discount) for data, scaling in datasets])
     np.testing.assert_allclose(returns_to_go(buffer, discount).numpy(), expected, rtol=1e-6, atol=1e-6)
     # neighbours that no run reads stay apart too
@@ -91,10 +92,10 @@ def test_returns_to_go_stop_where_trajectories_do_and_are_of_scaled_rewards(disc
 
 def test_v_is_fitted_to_the_returns_of_the_batch_s_own_rows() -> None:
     data = cut_dataset({30: "terminal", 90: "timeout"}, 200)
-    lane, algorithm = lane_of(data)
-    batch = batch_at(lane, VALUE)
+    launch, algorithm = lane_of(data)
+    batch = batch_at(launch, VALUE)
     returns = torch.tensor(slow_returns(data, plain_scaling(data), 0.99))
-    places = torch.cdist(batch.state_actions[0], lane.buffer.unpack(lane.buffer.packed).state_actions).argmin(1)
+    places = torch.cdist(batch.state_actions[0], launch.buffer.unpack(launch.buffer.packed).state_actions).argmin(1)
     expected = (algorithm.value(batch.observations)[0] - returns[places]).square().mean()
     torch.testing.assert_close(algorithm.update(batch, VALUE)["value_loss"][0], expected, rtol=1e-6, atol=1e-6)
 
@@ -104,11 +105,11 @@ def test_v_is_fitted_to_the_returns_of_the_batch_s_own_rows() -> None:
 
 def test_the_critic_s_target_is_sarsa_s_and_a_cut_counts_as_the_end() -> None:
     data = cut_dataset({i: ("terminal", "timeout")[i // 4 % 2] for i in range(3, 200, 4)}, 200)
-    lane, algorithm = lane_of(data)
+    launch, algorithm = lane_of(data)
     with torch.no_grad():  # a target that differs from the critic
         for p in algorithm.target_critic.parameters():
             p.mul_(1.3)
-    batch = batch_at(lane, CRITIC, 100)
+    batch = batch_at(launch, CRITIC, 100)
     cut = (batch.continues == 1) & (batch.next_valid == 0)
     assert cut.any() and (batch.continues == 0).any()
     with torch.no_grad():
@@ -119,22 +120,22 @@ def test_the_critic_s_target_is_sarsa_s_and_a_cut_counts_as_the_end() -> None:
 
 
 def test_the_target_moves_every_second_critic_update_and_never_later() -> None:
-    lane, algorithm = lane_of(updates=6)
+    launch, algorithm = lane_of(updates=6)
     moved = []
     for step in range(1, 13):
         before = flat(algorithm.target_critic)
-        advance(lane, 1, start=step - 1)
+        advance(launch, 1, start=step - 1)
         moved.append(not torch.equal(flat(algorithm.target_critic), before))
     assert moved == [False, True] * 3 + [False] * 6
     assert algorithm.phase(1) != algorithm.phase(2) and algorithm.phase(8) == algorithm.phase(7)
 
 
 def test_each_stage_trains_its_own_network_alone() -> None:
-    lane, algorithm = lane_of()
+    launch, algorithm = lane_of()
     trained = {CRITIC: "critic", VALUE: "value", CLONING: "old_actor", IMPROVEMENT: "actor"}
     for step in range(1, END):
         before = {name: optimizer.count.clone() for name, optimizer in algorithm.optimizers.items()}
-        advance(lane, 1, start=step - 1)
+        advance(launch, 1, start=step - 1)
         stepped = [name for name, optimizer in algorithm.optimizers.items() if optimizer.count > before[name]]
         assert stepped == [trained[max(first for first in trained if first <= step)]]
     plugged = [stage.name for stage in algorithm.stages if stage.plugged]
@@ -203,8 +204,8 @@ def test_advantages_are_normalised_in_each_run_and_weighted_afterwards() -> None
     ],
 )
 def test_clip_and_step_size_decay_from_the_stage_s_beginning(k: int, clip: float, factor: float) -> None:
-    lane, algorithm = lane_of()
-    batch = batch_at(lane, IMPROVEMENT + k)
+    launch, algorithm = lane_of()
+    batch = batch_at(launch, IMPROVEMENT + k)
     found_clip, found_factor = algorithm.schedules()
     assert float(found_clip) == pytest.approx(clip, rel=1e-12)
     assert float(found_factor) == pytest.approx(factor, rel=1e-6)
@@ -218,13 +219,13 @@ def test_clip_and_step_size_decay_from_the_stage_s_beginning(k: int, clip: float
 def test_the_improvement_loss_is_the_clipped_surrogate_at_actions_of_the_old_policy(
     omega: float, entropy_weight: float
 ) -> None:
-    lane, algorithm = lane_of(omega=omega, entropy_weight=entropy_weight, seeds=(0, 5))
+    launch, algorithm = lane_of(omega=omega, entropy_weight=entropy_weight, seeds=(0, 5))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():  # away from π_old, or every ratio would be 1
         for p in algorithm.actor.parameters():
             p.add_(torch.randn(p.shape, generator=generator, dtype=p.dtype) * 0.02)
-    batch = batch_at(lane, IMPROVEMENT)
-    noise = lane.streams.normal("old_action", 32, 2)
+    batch = batch_at(launch, IMPROVEMENT)
+    noise = launch.streams.normal("old_action", 32, 2)
     losses, clipped = [], []
     for run in range(2):
         old, new = algorithm.old_actor(batch.observations), algorithm.actor(batch.observations)
@@ -246,9 +247,9 @@ def test_the_improvement_loss_is_the_clipped_surrogate_at_actions_of_the_old_pol
 
 
 def test_each_run_s_gradient_is_shortened_to_one_half() -> None:
-    lane, algorithm = lane_of(seeds=(0, 1, 2))
+    launch, algorithm = lane_of(seeds=(0, 1, 2))
     optimizer = algorithm.optimizers["actor"]
-    algorithm.update(batch_at(lane, IMPROVEMENT), IMPROVEMENT)
+    algorithm.update(batch_at(launch, IMPROVEMENT), IMPROVEMENT)
     gradients = [g.flatten(1) for g in optimizer._gradient_views]
     norms = torch.cat(gradients, dim=1).norm(dim=1)
     torch.testing.assert_close(norms, torch.full_like(norms, 0.5), rtol=1e-3, atol=0)
@@ -261,9 +262,9 @@ def test_with_the_output_relu_negative_returns_teach_nothing_and_without_it_they
     data = small_dataset()
     data = replace(data, rewards=np.full(len(data), -1, np.float32))
     for relu in (True, False):
-        lane, algorithm = lane_of(data, output_relu=relu, updates=200, critic_lr=3e-3, discount=0.5)
-        advance(lane, 200)
-        everything = lane.buffer.unpack(lane.buffer.packed.unsqueeze(0))
+        launch, algorithm = lane_of(data, output_relu=relu, updates=200, critic_lr=3e-3, discount=0.5)
+        advance(launch, 200)
+        everything = launch.buffer.unpack(launch.buffer.packed.unsqueeze(0))
         q = algorithm.critic.at(everything.state_actions).q
         if relu:
             q = q.relu()

@@ -7,26 +7,26 @@ import torch
 from torch import Tensor, nn
 
 from c4rl.algorithms.bppo import BPPO, CLONE_JUDGED_EVERY
-from c4rl.training.lane import Lane
+from c4rl.training.launch import Launch
 from tests.algorithms.test_bppo import CLONING, END, IMPROVEMENT, batch_at, flat, lane_of
 from tests.cli.support import metric_lines, run, summary
 from tests.helpers import advance
 
 
 def test_the_improvement_begins_at_the_cloned_policy() -> None:
-    lane, algorithm = lane_of()
-    advance(lane, IMPROVEMENT - 1)
+    launch, algorithm = lane_of()
+    advance(launch, IMPROVEMENT - 1)
     assert torch.equal(flat(algorithm.actor), flat(algorithm.old_actor))
     assert algorithm.optimizers["actor"].count == 0  # with an optimiser of its own
     assert algorithm.shown is algorithm.old_actor
 
 
 def test_never_keeps_the_clone_as_the_old_policy_and_shows_the_new_one() -> None:
-    lane, algorithm = lane_of(acceptance="never")
-    advance(lane, IMPROVEMENT - 1)
+    launch, algorithm = lane_of(acceptance="never")
+    advance(launch, IMPROVEMENT - 1)
     assert algorithm.shown is algorithm.old_actor  # the clone, while cloning
     clone = flat(algorithm.old_actor)
-    advance(lane, 20, start=IMPROVEMENT - 1)
+    advance(launch, 20, start=IMPROVEMENT - 1)
     assert torch.equal(flat(algorithm.old_actor), clone)
     assert algorithm.shown is algorithm.actor and not torch.equal(flat(algorithm.actor), clone)
     assert not any(algorithm.asks_environment(step) for step in range(1, END))
@@ -38,12 +38,12 @@ def mean_q(algorithm: BPPO, policy: nn.Module) -> Tensor:
 
 
 def test_offline_q_accepts_exactly_what_the_critic_finds_better_run_by_run() -> None:
-    lane, algorithm = lane_of(acceptance="offline_q", seeds=(0, 1), actor_lr=3e-3, improvement_updates=40)
-    advance(lane, IMPROVEMENT - 1)
+    launch, algorithm = lane_of(acceptance="offline_q", seeds=(0, 1), actor_lr=3e-3, improvement_updates=40)
+    advance(launch, IMPROVEMENT - 1)
     best, accepted = mean_q(algorithm, algorithm.old_actor), []
     for step in range(IMPROVEMENT, IMPROVEMENT + 40):
         before = flat(algorithm.old_actor)
-        lane.update(step)
+        launch.update(step)
         score = mean_q(algorithm, algorithm.actor)
         better = score > best
         best = torch.maximum(score, best)
@@ -51,7 +51,7 @@ def test_offline_q_accepts_exactly_what_the_critic_finds_better_run_by_run() -> 
         expected = torch.where(better.unsqueeze(1), flat(algorithm.actor), before)
         assert torch.equal(flat(algorithm.old_actor), expected)
         accepted.append(better)
-        report = lane.refresh(step)
+        report = launch.refresh(step)
     counts = torch.stack(accepted).sum(0)
     assert 0 < counts.sum() < 80, "both verdicts must occur"
     assert [report[seed]["acceptances_offline_q"] for seed in (0, 1)] == counts.tolist()
@@ -65,44 +65,44 @@ def test_the_judged_states_are_the_same_for_every_run_alone_or_stacked() -> None
 
 
 def test_online_best_tries_the_new_policy_and_keeps_the_best_by_score() -> None:
-    lane, algorithm = lane_of(acceptance="online_best", seeds=(0, 1), improvement_updates=3)
-    advance(lane, CLONING)
+    launch, algorithm = lane_of(acceptance="online_best", seeds=(0, 1), improvement_updates=3)
+    advance(launch, CLONING)
     assert not algorithm.asks_environment(CLONING) and algorithm.asks_environment(IMPROVEMENT - 1)
-    advance(lane, 1, start=CLONING)
+    advance(launch, 1, start=CLONING)
     assert algorithm.shown is algorithm.old_actor
     clone = flat(algorithm.old_actor)
-    algorithm.told(torch.tensor([-5.0, 10.0]))  # any score beats none, negative ones too
+    algorithm.receive_scores(torch.tensor([-5.0, 10.0]))  # any score beats none, negative ones too
     assert torch.equal(flat(algorithm.actor), clone) and torch.equal(flat(algorithm.old_actor), clone)
 
-    lane.update(IMPROVEMENT)
+    launch.update(IMPROVEMENT)
     assert algorithm.asks_environment(IMPROVEMENT) and algorithm.shown is algorithm.actor, "on trial"
     first = flat(algorithm.actor)
-    algorithm.told(torch.tensor([-4.0, 10.0]))  # better; equal is not better
+    algorithm.receive_scores(torch.tensor([-4.0, 10.0]))  # better; equal is not better
     assert algorithm.shown is algorithm.old_actor
     assert torch.equal(flat(algorithm.old_actor)[0], first[0]) and torch.equal(flat(algorithm.old_actor)[1], clone[1])
     assert torch.equal(flat(algorithm.actor), first), "π goes on from where it is, accepted or not"
 
-    lane.update(IMPROVEMENT + 1)
+    launch.update(IMPROVEMENT + 1)
     second = flat(algorithm.actor)
-    algorithm.told(torch.tensor([-4.5, 11.0]))  # below the best so far, though above the clone
+    algorithm.receive_scores(torch.tensor([-4.5, 11.0]))  # below the best so far, though above the clone
     assert torch.equal(flat(algorithm.old_actor)[0], first[0]) and torch.equal(flat(algorithm.old_actor)[1], second[1])
-    lane.update(IMPROVEMENT + 2)
-    report = lane.refresh(IMPROVEMENT + 2)
+    launch.update(IMPROVEMENT + 2)
+    report = launch.refresh(IMPROVEMENT + 2)
     assert [report[seed]["acceptances_online_best"] for seed in (0, 1)] == [1, 1]
-    assert not lane.failures()
+    assert not launch.failures()
 
 
 def test_online_best_begins_with_the_best_clone() -> None:
     updates = 2 * CLONE_JUDGED_EVERY + 10
-    lane, algorithm = lane_of(acceptance="online_best", seeds=(0, 1), cloning_updates=updates)
+    launch, algorithm = lane_of(acceptance="online_best", seeds=(0, 1), cloning_updates=updates)
     asked = [step - CLONING + 1 for step in range(1, CLONING + updates) if algorithm.asks_environment(step)]
     assert asked == [CLONE_JUDGED_EVERY, 2 * CLONE_JUDGED_EVERY, updates]
     clones = []
     for update, scores in zip(asked, ([3.0, 1.0], [9.0, 1.0], [7.0, 2.0]), strict=True):
-        algorithm.update(batch_at(lane, CLONING + update - 1), CLONING + update - 1)
+        algorithm.update(batch_at(launch, CLONING + update - 1), CLONING + update - 1)
         clones.append(flat(algorithm.old_actor))
         assert algorithm.shown is algorithm.old_actor
-        algorithm.told(torch.tensor(scores))
+        algorithm.receive_scores(torch.tensor(scores))
     assert torch.equal(flat(algorithm.old_actor)[0], clones[1][0])
     assert torch.equal(flat(algorithm.old_actor)[1], clones[2][1])
     assert torch.equal(flat(algorithm.actor), flat(algorithm.old_actor))
@@ -110,14 +110,14 @@ def test_online_best_begins_with_the_best_clone() -> None:
 
 @pytest.mark.parametrize("acceptance", ["offline_q", "online_best", "never"])
 def test_a_job_stopped_at_any_update_resumes_exactly(acceptance: str) -> None:
-    def go(lane: Lane, first: int, last: int) -> Lane:
+    def go(launch: Launch, first: int, last: int) -> Launch:
         for step in range(first, last + 1):
-            advance(lane, 1, start=step - 1)
-            if lane.algorithm.asks_environment(step):
-                lane.algorithm.told(torch.tensor([step % 3, -step], dtype=torch.float32))
-        return lane
+            advance(launch, 1, start=step - 1)
+            if launch.algorithm.asks_environment(step):
+                launch.algorithm.receive_scores(torch.tensor([step % 3, -step], dtype=torch.float32))
+        return launch
 
-    def fresh() -> Lane:
+    def fresh() -> Launch:
         return lane_of(acceptance=acceptance, seeds=(0, 1))[0]
 
     straight = go(fresh(), 1, END - 1)

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from c4rl.c4.plugin import C4Config
-from c4rl.config import TrainConfig, from_json, to_json
-from c4rl.errors import InputError
-from c4rl.registry import ALGORITHMS, PLUGINS
-from c4rl.regularizers.layer_norm import LayerNormConfig
-from tests.helpers import SMALL_PLUGINS, advance, make_lane, plain_scaling, small_config, small_dataset
+from c4rl.core.errors import InputError
+from c4rl.jobs.config import TrainConfig, from_json, to_json
+from c4rl.jobs.registry import ALGORITHMS, PLUGINS
+from c4rl.plugins.c4.plugin import C4Config
+from c4rl.plugins.layer_norm import LayerNormConfig
+from tests.helpers import SMALL_PLUGINS, advance, make_launch, plain_scaling, small_config, small_dataset
 
 # clusters are refreshed within the few updates of these tests, on projected features and on all of them
 C4_FORMS = [
@@ -64,39 +64,41 @@ def config_of(algorithm: str, plugins: tuple[tuple[str, ...], tuple[Any, ...]], 
 @pytest.mark.parametrize(("algorithm", "plugins"), COMBINATIONS)
 class TestEveryAlgorithmWithEveryPlugin:
     def test_updates_change_every_trained_parameter_and_losses_are_finite(self, algorithm, plugins) -> None:
-        lane = make_lane(config_of(algorithm, plugins))
-        before = {name: tensor.clone() for name, tensor in lane.live_state().items()}
-        advance(lane, 9)
-        moved = {k for k, v in lane.live_state().items() if not torch.equal(v, before[k])}
+        launch = make_launch(config_of(algorithm, plugins))
+        before = {name: tensor.clone() for name, tensor in launch.live_state().items()}
+        advance(launch, 9)
+        moved = {k for k, v in launch.live_state().items() if not torch.equal(v, before[k])}
         trained = {
             f"{key}/{name}"
-            for key, optimizer in lane.algorithm.optimizers.items()
+            for key, optimizer in launch.algorithm.optimizers.items()
             if optimizer.count > 0
             for name in optimizer.names
         }
         assert trained <= moved, f"not trained: {sorted(trained - moved)}"
-        assert all(value == value for value in lane.read_metrics()[0].values())
-        assert not lane.failures()
+        assert all(value == value for value in launch.read_metrics()[0].values())
+        assert not launch.failures()
 
     def test_targets_only_move_by_polyak(self, algorithm, plugins) -> None:
-        lane = make_lane(config_of(algorithm, plugins, **({"tau": 0.0} if ALGORITHMS[algorithm].has_critic else {})))
-        before = {n: t.clone() for n, t in lane.live_state().items() if n.startswith("target_")}
-        advance(lane, 9)
-        after = lane.live_state()
+        launch = make_launch(
+            config_of(algorithm, plugins, **({"tau": 0.0} if ALGORITHMS[algorithm].has_critic else {}))
+        )
+        before = {n: t.clone() for n, t in launch.live_state().items() if n.startswith("target_")}
+        advance(launch, 9)
+        after = launch.live_state()
         assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
 
     def test_a_stack_of_three_equals_three_alone(self, algorithm, plugins) -> None:
-        stacked = advance(make_lane(config_of(algorithm, plugins, seeds=(3, 1, 4))), 30).run_states()
+        stacked = advance(make_launch(config_of(algorithm, plugins, seeds=(3, 1, 4))), 30).run_states()
         for seed in (3, 1, 4):
-            alone = advance(make_lane(config_of(algorithm, plugins, seeds=(seed,))), 30).run_states()[seed]
+            alone = advance(make_launch(config_of(algorithm, plugins, seeds=(seed,))), 30).run_states()[seed]
             for name, tensor in alone.items():
                 torch.testing.assert_close(stacked[seed][name], tensor, rtol=1e-9, atol=1e-12, msg=name)
 
     def test_resuming_is_exact(self, algorithm, plugins) -> None:
         config = config_of(algorithm, plugins, seeds=(0, 1))
-        straight = advance(make_lane(config), 9).run_states()
-        first = advance(make_lane(config), 4)
-        second = make_lane(config)
+        straight = advance(make_launch(config), 9).run_states()
+        first = advance(make_launch(config), 4)
+        second = make_launch(config)
         second.load(first.run_states())
         resumed = advance(second, 5, start=4).run_states()
         for seed in (0, 1):
@@ -105,10 +107,10 @@ class TestEveryAlgorithmWithEveryPlugin:
 
     def test_the_exported_policy_is_the_evaluation_policy(self, algorithm, plugins) -> None:
         dataset = small_dataset()
-        lane = advance(make_lane(config_of(algorithm, plugins, seeds=(0, 1)), dataset, torch.float32), 3)
+        launch = advance(make_launch(config_of(algorithm, plugins, seeds=(0, 1)), dataset, torch.float32), 3)
         observations = torch.tensor(dataset.observations[:20])
-        actions = lane.algorithm.act(observations.expand(2, -1, -1))
-        for run, policy in enumerate(lane.policies(plain_scaling(dataset)).values()):
+        actions = launch.algorithm.act(observations.expand(2, -1, -1))
+        for run, policy in enumerate(launch.policies(plain_scaling(dataset)).values()):
             torch.testing.assert_close(
                 torch.tensor(policy.act(observations.numpy())), actions[run], rtol=1e-5, atol=1e-6
             )

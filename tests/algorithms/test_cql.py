@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from c4rl.algorithms.cql import CQL
+from c4rl.core.buffer import Batch
 from c4rl.data.dataset import Dataset
-from c4rl.training.buffer import Batch
-from c4rl.training.lane import Lane
+from c4rl.training.launch import Launch
 from tests.algorithms.plain_cql import ACTIONS, MEMBERS, PlainCQL, layers_of
-from tests.helpers import make_lane, small_config, small_dataset
+from tests.helpers import make_launch, small_config, small_dataset
 
 ROWS = 6
 
@@ -24,20 +24,20 @@ def data_with_terminals(share: float = 0.3) -> Dataset:
     return replace(data, terminals=np.random.default_rng(1).random(len(data)) < share)
 
 
-def lane_of(dataset: Dataset | None = None, **options: Any) -> tuple[CQL, Lane]:
+def lane_of(dataset: Dataset | None = None, **options: Any) -> tuple[CQL, Launch]:
     settings = {"batch_size": ROWS, "actor_lr": 1e-3, "critic_lr": 1e-3, "tau": 0.1}
-    lane = make_lane(small_config("cql", **(settings | options)), dataset or data_with_terminals())
-    assert isinstance(lane.algorithm, CQL)
-    return lane.algorithm, lane
+    launch = make_launch(small_config("cql", **(settings | options)), dataset or data_with_terminals())
+    assert isinstance(launch.algorithm, CQL)
+    return launch.algorithm, launch
 
 
-def next_batch(lane: Lane, step: int) -> Batch:
-    lane.step.fill_(step)
-    return lane.buffer.gather(lane.sampler.rows(lane.streams, ROWS))
+def next_batch(launch: Launch, step: int) -> Batch:
+    launch.step.fill_(step)
+    return launch.buffer.gather(launch.sampler.rows(launch.streams, ROWS))
 
 
-def one_update(lane: Lane, step: int = 1) -> dict[str, float]:
-    found = lane.algorithm.update(next_batch(lane, step), step)
+def one_update(launch: Launch, step: int = 1) -> dict[str, float]:
+    found = launch.algorithm.update(next_batch(launch, step), step)
     return {name: float(values[0]) for name, values in found.items()}
 
 
@@ -58,18 +58,18 @@ FORMS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_updates_equal_the_equations_written_as_loops(form: str) -> None:
-    algorithm, lane = lane_of(cql_actions=4, **FORMS[form])
+    algorithm, launch = lane_of(cql_actions=4, **FORMS[form])
     plain = PlainCQL(algorithm, algorithm.config)
     count = 4 if algorithm.config.max_q_backup != "none" else 1
     for step in (1, 2):
-        batch = next_batch(lane, step)
+        batch = next_batch(launch, step)
         assert 0 < batch.continues.sum() < ROWS, "needs terminal rows and others"
         noise = {
-            "actor_action": lane.streams.normal("actor_action", ROWS, ACTIONS)[0],
-            "backup_action": lane.streams.normal("backup_action", ROWS, count, ACTIONS)[0],
-            "cql_uniform": lane.streams.uniform("cql_uniform", ROWS, 4, ACTIONS)[0],
-            "cql_action": lane.streams.normal("cql_action", ROWS, 4, ACTIONS)[0],
-            "cql_next_action": lane.streams.normal("cql_next_action", ROWS, 4, ACTIONS)[0],
+            "actor_action": launch.streams.normal("actor_action", ROWS, ACTIONS)[0],
+            "backup_action": launch.streams.normal("backup_action", ROWS, count, ACTIONS)[0],
+            "cql_uniform": launch.streams.uniform("cql_uniform", ROWS, 4, ACTIONS)[0],
+            "cql_action": launch.streams.normal("cql_action", ROWS, 4, ACTIONS)[0],
+            "cql_next_action": launch.streams.normal("cql_next_action", ROWS, 4, ACTIONS)[0],
         }
         metrics = algorithm.update(batch, step)
         expected = plain.update(batch, noise, step)
@@ -99,18 +99,18 @@ def make_blind_to_actions(algorithm: CQL) -> None:
 @pytest.mark.parametrize(("group", "terms"), [(30, 31), (3, 4)])
 def test_the_logged_action_is_among_the_terms_and_no_log_count_is_subtracted(group: int, terms: int) -> None:
     """It also shows that actions of π(s') are evaluated at s: at s' the gap would not be a constant."""
-    algorithm, lane = lane_of(lse_group=group, importance_sampling=False)
+    algorithm, launch = lane_of(lse_group=group, importance_sampling=False)
     make_blind_to_actions(algorithm)
-    assert one_update(lane)["cql_gap"] == pytest.approx(math.log(terms), rel=1e-12)
+    assert one_update(launch)["cql_gap"] == pytest.approx(math.log(terms), rel=1e-12)
 
 
 def test_importance_weights_measure_the_volume_of_the_action_box() -> None:
     """For constant Q each weight 1/density has mean 2^|A|, for all three kinds: 3N terms give log 3N + |A| log 2."""
     count = 20_000
-    algorithm, lane = lane_of(cql_actions=count)
+    algorithm, launch = lane_of(cql_actions=count)
     make_blind_to_actions(algorithm)
     expected = math.log(3 * count) + ACTIONS * math.log(2)
-    assert one_update(lane)["cql_gap"] == pytest.approx(expected, abs=0.03)
+    assert one_update(launch)["cql_gap"] == pytest.approx(expected, abs=0.03)
 
 
 def test_groups_of_three_lie_below_one_group_of_thirty() -> None:
@@ -132,16 +132,16 @@ def test_the_multiplier_grows_while_its_own_gap_exceeds_the_threshold(form: str,
         "cql_weight": 5.0,
         "importance_sampling": False,
     }
-    algorithm, lane = lane_of(**options)
+    algorithm, launch = lane_of(**options)
     make_blind_to_actions(algorithm)
-    one_update(lane)
+    one_update(launch)
     moved = algorithm.multiplier.log.item()
     assert moved == pytest.approx(1e-3 if grows else -1e-3, rel=1e-4)  # Adam's first step is its step size
 
 
 def critic_gradient(**options: Any) -> Tensor:
-    algorithm, lane = lane_of(**options)
-    one_update(lane)
+    algorithm, launch = lane_of(**options)
+    one_update(launch)
     return algorithm.optimizers["critic"].gradient.clone()
 
 
@@ -154,45 +154,45 @@ def test_the_critic_sees_the_multiplier_of_before_the_dual_step() -> None:
 
 
 def test_without_the_lagrange_form_the_multiplier_rests() -> None:
-    algorithm, lane = lane_of(lagrange_initial_log=0.3)
-    one_update(lane)
+    algorithm, launch = lane_of(lagrange_initial_log=0.3)
+    one_update(launch)
     assert algorithm.multiplier.log.item() == 0.3
 
 
 def test_a_gap_beyond_its_clip_counts_as_the_clip_and_pulls_no_more() -> None:
-    algorithm, lane = lane_of(gap_maximum=1.0, importance_sampling=False)
-    assert one_update(lane)["cql_gap"] == 1.0
+    algorithm, launch = lane_of(gap_maximum=1.0, importance_sampling=False)
+    assert one_update(launch)["cql_gap"] == 1.0
     without = critic_gradient(cql_weight=0.0)
     torch.testing.assert_close(algorithm.optimizers["critic"].gradient, without, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize(("log_std", "rises"), [(-4.0, True), (0.0, False)])
 def test_the_temperature_steers_the_entropy_to_minus_the_number_of_actions(log_std: float, rises: bool) -> None:
-    algorithm, lane = lane_of()
+    algorithm, launch = lane_of()
     with torch.no_grad():
         algorithm.actor.mlp.weights[-1][..., ACTIONS:] = 0
         algorithm.actor.mlp.biases[-1][..., ACTIONS:] = log_std
-    entropy = one_update(lane)["entropy"]
+    entropy = one_update(launch)["entropy"]
     assert (entropy < -ACTIONS) == rises
     assert (algorithm.temperature.log.item() > 0) == rises
 
 
 def test_a_fixed_entropy_weight_stays() -> None:
-    algorithm, lane = lane_of(entropy="fixed", entropy_weight=0.2)
+    algorithm, launch = lane_of(entropy="fixed", entropy_weight=0.2)
     for step in (1, 2, 3):
-        assert one_update(lane, step)["entropy_weight"] == pytest.approx(0.2, rel=1e-12)
+        assert one_update(launch, step)["entropy_weight"] == pytest.approx(0.2, rel=1e-12)
     assert algorithm.temperature.log.exp().item() == pytest.approx(0.2, rel=1e-12)
 
 
 def test_the_backup_pays_for_entropy_only_on_request() -> None:
     """With a target critic of zero the target is r - γ(1-d) α log π(ã'|s')."""
     for backup_entropy in (False, True):
-        algorithm, lane = lane_of(backup_entropy=backup_entropy, entropy_weight=0.5)
+        algorithm, launch = lane_of(backup_entropy=backup_entropy, entropy_weight=0.5)
         with torch.no_grad():
             for p in algorithm.target_critic.parameters():
                 p.zero_()
-            batch = next_batch(lane, 1)
-            noise = lane.streams.normal("backup_action", ROWS, ACTIONS)
+            batch = next_batch(launch, 1)
+            noise = launch.streams.normal("backup_action", ROWS, ACTIONS)
             _, log_prob = algorithm.actor(batch.next_observations).sample(noise)
             y = batch.rewards - (0.99 * batch.continues * 0.5 * log_prob if backup_entropy else 0)
             expected = (algorithm.critic.at(batch.state_actions).q - y.unsqueeze(1)).square().mean(2).sum(1)
@@ -203,8 +203,8 @@ def test_the_two_orders_of_the_max_q_backup_differ() -> None:
     """Q_1 = |a| likes large actions, Q_2 = 1 - |a| small ones: no action pleases both, each has one it likes."""
     targets = {}
     for order in ("max_min", "min_max"):
-        algorithm, lane = lane_of(max_q_backup=order, discount=1.0)
-        batch = next_batch(lane, 1)
+        algorithm, launch = lane_of(max_q_backup=order, discount=1.0)
+        batch = next_batch(launch, 1)
         mlp = algorithm.target_critic.mlp
         with torch.no_grad():
             for p in mlp.parameters():
@@ -213,7 +213,7 @@ def test_the_two_orders_of_the_max_q_backup_differ() -> None:
             mlp.weights[1][..., :2, 0] = 1.0  # their sum
             mlp.weights[2][0, :, 0, 0] = torch.tensor([1.0, -1.0]).double()
             mlp.biases[2][0, :, 0] = torch.tensor([0.0, 1.0]).double()
-            noise = lane.streams.normal("backup_action", ROWS, 10, ACTIONS)
+            noise = launch.streams.normal("backup_action", ROWS, 10, ACTIONS)
             sizes = algorithm.actor(batch.next_observations).sample(noise)[0][0, ..., -1].abs().tolist()  # [B][N]
             if order == "max_min":
                 next_q = [max(min(x, 1 - x) for x in row) for row in sizes]
@@ -227,8 +227,8 @@ def test_the_two_orders_of_the_max_q_backup_differ() -> None:
 
 
 def test_nothing_is_backed_up_past_a_terminal() -> None:
-    algorithm, lane = lane_of(data_with_terminals(share=1.0))
-    batch = next_batch(lane, 1)
+    algorithm, launch = lane_of(data_with_terminals(share=1.0))
+    batch = next_batch(launch, 1)
     with torch.no_grad():
         algorithm.target_critic.mlp.biases[-1].fill_(1e6)
         expected = (algorithm.critic.at(batch.state_actions).q - batch.rewards.unsqueeze(1)).square().mean(2).sum(1)
@@ -239,13 +239,13 @@ def test_the_actor_clones_at_first_and_then_climbs_the_critic() -> None:
     """While it clones, the critic's values do not matter to it and the logged actions do; after that, the reverse."""
 
     def actor_gradients(change_critic: bool, change_actions: bool) -> list[Tensor]:
-        algorithm, lane = lane_of(cloning_updates=1, actor_lr=1e-300, critic_lr=1e-300)
+        algorithm, launch = lane_of(cloning_updates=1, actor_lr=1e-300, critic_lr=1e-300)
         if change_critic:
             with torch.no_grad():
                 algorithm.critic.mlp.weights[-1].mul_(-1)
         found = []
         for step in (1, 2):
-            batch = next_batch(lane, step)
+            batch = next_batch(launch, step)
             if change_actions:
                 batch = batch._replace(actions=-batch.actions)
             algorithm.update(batch, step)
@@ -261,7 +261,7 @@ def test_the_actor_clones_at_first_and_then_climbs_the_critic() -> None:
 
 @pytest.mark.parametrize("form", ["the paper's", "threshold on the raw gap", "max of min backup"])
 def test_the_critic_loss_reaches_the_critic_alone(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    algorithm, lane = lane_of(**FORMS[form])
+    algorithm, launch = lane_of(**FORMS[form])
     others = [p for name, network in algorithm.networks.items() if name != "critic" for p in network.parameters()]
     seen = []
 
@@ -271,6 +271,6 @@ def test_the_critic_loss_reaches_the_critic_alone(form: str, monkeypatch: pytest
         assert len(trained) > len(list(algorithm.actor.parameters()))
 
     monkeypatch.setattr(algorithm.optimizers["critic"], "step", step)
-    one_update(lane)
+    one_update(launch)
     assert len(seen) == 1 and all(gradient is None for gradient in seen[0])
     assert not any(p.requires_grad for p in algorithm.target_critic.parameters())

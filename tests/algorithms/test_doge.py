@@ -9,23 +9,23 @@ import pytest
 import torch
 
 from c4rl.algorithms.doge import DOGE
-from c4rl.config import TrainConfig, published_fields
-from c4rl.data.tasks import TASKS
-from c4rl.errors import InputError
-from c4rl.training.buffer import Batch
-from c4rl.training.lane import Lane
-from tests.helpers import advance, make_lane, small_config, small_dataset
+from c4rl.core.buffer import Batch
+from c4rl.core.errors import InputError
+from c4rl.environments.tasks import TASKS
+from c4rl.jobs.config import TrainConfig, published_fields
+from c4rl.training.launch import Launch
+from tests.helpers import advance, make_launch, small_config, small_dataset
 
 
-def algorithm_of(**options) -> tuple[DOGE, Lane]:
-    lane = make_lane(small_config("doge", **options))
-    assert isinstance(lane.algorithm, DOGE)
-    return lane.algorithm, lane
+def algorithm_of(**options) -> tuple[DOGE, Launch]:
+    launch = make_launch(small_config("doge", **options))
+    assert isinstance(launch.algorithm, DOGE)
+    return launch.algorithm, launch
 
 
-def batch_at(lane: Lane, step: int) -> Batch:
-    lane.step.fill_(step)
-    return lane.buffer.gather(lane.sampler.rows(lane.streams, 32))
+def batch_at(launch: Launch, step: int) -> Batch:
+    launch.step.fill_(step)
+    return launch.buffer.gather(launch.sampler.rows(launch.streams, 32))
 
 
 def flat(module: torch.nn.Module) -> torch.Tensor:
@@ -53,9 +53,9 @@ def toy() -> DOGE:
     # many rows and few random actions each: what is noisy is which logged action a row has
     size = {"hidden_layers": 1, "hidden_width": 64, "batch_size": 256, "negative_actions": 3}
     config = small_config("doge", alpha=0.0, distance_updates=1200, actor_lr=1e-3, **size)
-    lane = advance(make_lane(config, data, torch.float32), 1200)
-    assert isinstance(lane.algorithm, DOGE)
-    return lane.algorithm
+    launch = advance(make_launch(config, data, torch.float32), 1200)
+    assert isinstance(launch.algorithm, DOGE)
+    return launch.algorithm
 
 
 def distances(algorithm: DOGE, state: float, actions: torch.Tensor) -> torch.Tensor:
@@ -91,9 +91,9 @@ def test_the_least_distance_is_at_the_median_where_cloning_would_find_the_mean(t
 
 def test_the_distance_loss_equals_the_formula() -> None:
     """Euclidean, not squared and not per dimension; every random action against its own row's logged one."""
-    algorithm, lane = algorithm_of(negative_actions=3)
-    batch = batch_at(lane, 1)
-    u = lane.streams.uniform("negative_actions", 32, 3, 2)
+    algorithm, launch = algorithm_of(negative_actions=3)
+    batch = batch_at(launch, 1)
+    u = launch.streams.uniform("negative_actions", 32, 3, 2)
     errors = []
     with torch.no_grad():
         for row in range(32):
@@ -107,21 +107,21 @@ def test_the_distance_loss_equals_the_formula() -> None:
 
 @pytest.mark.parametrize("reach", [1.5, 1.0])
 def test_random_actions_fill_the_enlarged_action_box(reach: float) -> None:
-    algorithm, lane = algorithm_of(negative_range=reach, negative_actions=500)
-    negatives = algorithm._negative_actions(batch_at(lane, 1))
+    algorithm, launch = algorithm_of(negative_range=reach, negative_actions=500)
+    negatives = algorithm._negative_actions(batch_at(launch, 1))
     assert negatives.shape == (1, 32, 500, 2)
     assert 0.99 * reach < negatives.amax() < reach and -reach <= negatives.amin() < -0.99 * reach
     assert negatives.mean().abs() < 0.03 * reach
 
 
 def test_the_distance_is_trained_on_the_first_updates_only() -> None:
-    algorithm, lane = algorithm_of(distance_updates=3)
-    advance(lane, 2)
+    algorithm, launch = algorithm_of(distance_updates=3)
+    advance(launch, 2)
     second = flat(algorithm.distance)
-    advance(lane, 1, start=2)
+    advance(launch, 1, start=2)
     third = flat(algorithm.distance)
     assert not torch.equal(second, third)
-    advance(lane, 5, start=3)
+    advance(launch, 5, start=3)
     assert torch.equal(flat(algorithm.distance), third)
     assert [algorithm.phase(step) for step in (2, 3, 4, 5)] == [
         (True, True),
@@ -142,11 +142,11 @@ def excess_by_hand(algorithm: DOGE, batch: Batch) -> torch.Tensor:
 
 def test_losses_equal_the_formulas() -> None:
     """The actor's loss is -α Q1 / mean|Q1| + λ(Δ - ε), with λ after its own step; neither g nor Q moves here."""
-    algorithm, lane = algorithm_of(distance_updates=0, critic_lr=0.0, multiplier_lr=0.1, distance_threshold=0.3)
-    batch = batch_at(lane, 2)
+    algorithm, launch = algorithm_of(distance_updates=0, critic_lr=0.0, multiplier_lr=0.1, distance_threshold=0.3)
+    batch = batch_at(launch, 2)
     s, a, s2 = batch.observations, batch.actions, batch.next_observations
     with torch.no_grad():
-        noise = (lane.streams.normal("target_noise", 32, 2) * 0.2).clamp(-0.5, 0.5)
+        noise = (launch.streams.normal("target_noise", 32, 2) * 0.2).clamp(-0.5, 0.5)
         target_q = algorithm.target_critic(s2, (algorithm.target_actor(s2) + noise).clamp(-1, 1)).q
         y = batch.rewards + 0.99 * batch.continues * torch.minimum(target_q[:, 0], target_q[:, 1])
         online = algorithm.critic(s, a).q
@@ -163,9 +163,9 @@ def test_losses_equal_the_formulas() -> None:
 
 
 def test_each_run_has_its_own_multiplier_that_moves_in_proportion_to_itself() -> None:
-    algorithm, lane = algorithm_of(seeds=(0, 1), distance_updates=0)
+    algorithm, launch = algorithm_of(seeds=(0, 1), distance_updates=0)
     algorithm.multiplier.copy_(torch.tensor([5.0, 50.0]))
-    batch = batch_at(lane, 2)
+    batch = batch_at(launch, 2)
     excess = excess_by_hand(algorithm, batch)
     assert excess[0] != excess[1]
     expected = torch.tensor([5.0, 50.0], dtype=excess.dtype) * (1 + 3e-4 * excess)
@@ -177,10 +177,10 @@ def test_each_run_has_its_own_multiplier_that_moves_in_proportion_to_itself() ->
 @pytest.mark.parametrize(("threshold", "bound"), [(10.0, 1.0), (-10.0, 100.0)])
 def test_the_multiplier_stays_between_its_bounds(threshold: float, bound: float) -> None:
     """A constraint met by far drives it to the floor, one that cannot be met to the ceiling, and never beyond."""
-    algorithm, lane = algorithm_of(distance_threshold=threshold, multiplier_lr=0.05)
+    algorithm, launch = algorithm_of(distance_threshold=threshold, multiplier_lr=0.05)
     seen = []
     for step in range(1, 41):
-        advance(lane, 1, start=step - 1)
+        advance(launch, 1, start=step - 1)
         seen.append(algorithm.multiplier.item())
     assert seen[-1] == bound
     assert all(1 <= value <= 100 for value in seen)
@@ -189,13 +189,13 @@ def test_the_multiplier_stays_between_its_bounds(threshold: float, bound: float)
 
 def test_an_actor_far_from_the_data_raises_the_multiplier() -> None:
     """Saturated actions are farther from the data than the data themselves, once g knows the distance."""
-    algorithm, lane = algorithm_of(distance_updates=400, distance_lr=3e-3, actor_lr=1e-9, multiplier_lr=0.01)
+    algorithm, launch = algorithm_of(distance_updates=400, distance_lr=3e-3, actor_lr=1e-9, multiplier_lr=0.01)
     with torch.no_grad():
         algorithm.actor.mlp.biases[-1].fill_(5.0)
-    advance(lane, 400)
+    advance(launch, 400)
     before = algorithm.multiplier.clone()
-    advance(lane, 10, start=400)
-    assert lane.read_metrics()[0]["excess_distance"] > 0.1
+    advance(launch, 10, start=400)
+    assert launch.read_metrics()[0]["excess_distance"] > 0.1
     assert (algorithm.multiplier > before).all()
 
 

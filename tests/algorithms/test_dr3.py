@@ -6,29 +6,29 @@ import pytest
 import torch
 from torch import Tensor
 
-from c4rl.errors import InputError
-from c4rl.networks import Critic
-from c4rl.plugins import CriticStep
-from c4rl.regularizers.dr3 import DR3, DR3Config
-from c4rl.training.buffer import Batch
-from c4rl.training.lane import Lane
-from tests.helpers import advance, make_lane, small_config
+from c4rl.core.buffer import Batch
+from c4rl.core.errors import InputError
+from c4rl.core.networks import Critic
+from c4rl.plugins.dr3 import DR3, DR3Config
+from c4rl.plugins.seams import CriticStep
+from c4rl.training.launch import Launch
+from tests.helpers import advance, make_launch, small_config
 
 ROWS = 12
 
 
-def lane_of(algorithm: str = "td3_bc", seeds: tuple[int, ...] = (0, 1), **options: Any) -> tuple[DR3, Lane]:
-    lane = make_lane(small_config(algorithm, ("dr3",), seeds, plugin_options=(DR3Config(**options),)))
-    plugin = lane.plugins.all[0]
+def lane_of(algorithm: str = "td3_bc", seeds: tuple[int, ...] = (0, 1), **options: Any) -> tuple[DR3, Launch]:
+    launch = make_launch(small_config(algorithm, ("dr3",), seeds, plugin_options=(DR3Config(**options),)))
+    plugin = launch.plugins.all[0]
     assert isinstance(plugin, DR3)
-    return plugin, lane
+    return plugin, launch
 
 
-def critic_step(lane: Lane, *, backup_actions: Tensor | None = None, **changed: Tensor) -> CriticStep:
-    """One critic update of the lane, rows 0 and 3 terminal, rows 1 and 3 without a logged next action."""
-    assert lane.algorithm.critics is not None
-    critic, target = lane.algorithm.critics
-    batch = lane.buffer.gather(torch.arange(ROWS).expand(2, -1))
+def critic_step(launch: Launch, *, backup_actions: Tensor | None = None, **changed: Tensor) -> CriticStep:
+    """One critic update of the launch, rows 0 and 3 terminal, rows 1 and 3 without a logged next action."""
+    assert launch.algorithm.critics is not None
+    critic, target = launch.algorithm.critics
+    batch = launch.buffer.gather(torch.arange(ROWS).expand(2, -1))
     continues, valid = torch.ones(2, ROWS, dtype=torch.float64), torch.ones(2, ROWS, dtype=torch.float64)
     continues[:, [0, 3]], valid[:, [1, 3]] = 0, 0
     batch = batch._replace(continues=continues, next_valid=valid)._replace(**changed)
@@ -66,8 +66,8 @@ def next_rows(step: CriticStep, choice: str) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("stop", [False, True])
 @pytest.mark.parametrize("choice", ["backup", "data"])
 def test_value_and_gradient_equal_the_formula(choice: str, stop: bool) -> None:
-    plugin, lane = lane_of(dr3_weight=0.5, dr3_next_action=choice, dr3_stop_gradient=stop)
-    step = critic_step(lane)
+    plugin, launch = lane_of(dr3_weight=0.5, dr3_next_action=choice, dr3_stop_gradient=stop)
+    step = critic_step(launch)
     found, expected = plugin.critic_penalty(step), 0.5 * by_hand(step, *next_rows(step, choice), stop)
     torch.testing.assert_close(found, expected)
     layers = [*step.critic.mlp.weights[:-1], *step.critic.mlp.biases[:-1]]  # the last layer makes no features
@@ -82,38 +82,38 @@ def test_without_a_stop_gradient_both_sides_are_lowered() -> None:
     """Where (s', a') is (s, a), the penalty is |φ|², and holding one side halves its gradient."""
     gradients = []
     for stop in (False, True):
-        plugin, lane = lane_of(dr3_next_action="data", dr3_stop_gradient=stop)
-        batch: Batch = critic_step(lane).batch
-        step = critic_step(lane, next_state_actions=batch.state_actions)
+        plugin, launch = lane_of(dr3_next_action="data", dr3_stop_gradient=stop)
+        batch: Batch = critic_step(launch).batch
+        step = critic_step(launch, next_state_actions=batch.state_actions)
         gradients.append(torch.autograd.grad(plugin.critic_penalty(step).sum(), step.critic.mlp.weights[0])[0])
     torch.testing.assert_close(gradients[0], 2 * gradients[1])
 
 
 @pytest.mark.parametrize(("choice", "masked", "seen"), [("backup", [0, 3], 1), ("data", [1, 3], 0)])
 def test_rows_without_a_next_pair_do_not_count(choice: str, masked: list[int], seen: int) -> None:
-    plugin, lane = lane_of(dr3_next_action=choice)
-    before = plugin.critic_penalty(critic_step(lane))
+    plugin, launch = lane_of(dr3_next_action=choice)
+    before = plugin.critic_penalty(critic_step(launch))
 
     def changed(rows: list[int]) -> Tensor:
-        step = critic_step(lane)
+        step = critic_step(launch)
         pairs = step.batch.next_state_actions.clone()
         pairs[:, rows] += 5
-        return plugin.critic_penalty(critic_step(lane, next_state_actions=pairs, next_observations=pairs[..., :5]))
+        return plugin.critic_penalty(critic_step(launch, next_state_actions=pairs, next_observations=pairs[..., :5]))
 
     assert torch.equal(changed(masked), before)
     assert not torch.isclose(changed([seen]), before).any()
 
 
 def test_a_batch_of_terminals_costs_nothing() -> None:
-    plugin, lane = lane_of()
-    penalty = plugin.critic_penalty(critic_step(lane, continues=torch.zeros(2, ROWS, dtype=torch.float64)))
+    plugin, launch = lane_of()
+    penalty = plugin.critic_penalty(critic_step(launch, continues=torch.zeros(2, ROWS, dtype=torch.float64)))
     assert torch.equal(penalty, torch.zeros(2, 2, dtype=torch.float64))
 
 
 def test_the_target_network_and_the_actor_have_no_part_in_it() -> None:
-    plugin, lane = lane_of()
+    plugin, launch = lane_of()
     actions = torch.zeros(2, ROWS, 2, dtype=torch.float64, requires_grad=True)
-    step = critic_step(lane, backup_actions=actions)
+    step = critic_step(launch, backup_actions=actions)
     before = plugin.critic_penalty(step)
     (gradient,) = torch.autograd.grad(before.sum(), actions, allow_unused=True)
     assert gradient is None
@@ -129,8 +129,8 @@ def test_the_absolute_value_is_taken_of_each_row() -> None:
     signs[::2] = -1
     found = []
     for absolute in (False, True):
-        plugin, lane = lane_of(dr3_absolute=absolute, dr3_weight=1.0)
-        step = critic_step(lane)
+        plugin, launch = lane_of(dr3_absolute=absolute, dr3_weight=1.0)
+        step = critic_step(launch)
         plain = plugin.critic_penalty(step)
         turned = step.output._replace(features=step.output.features * signs)
         found.append((plain, plugin.critic_penalty(step._replace(output=turned))))
@@ -145,9 +145,9 @@ def test_it_keeps_features_from_aligning(algorithm: str) -> None:
     """Lower than at the start, and than without it, in every run."""
     products = {}
     for weight in (0.0, 0.3):
-        _, lane = lane_of(algorithm, dr3_weight=weight)
+        _, launch = lane_of(algorithm, dr3_weight=weight)
         for first in (0, 50):
-            metrics = advance(lane, 50, start=first).read_metrics()
+            metrics = advance(launch, 50, start=first).read_metrics()
             products[weight, first] = [run["dr3_dot_product"] for run in metrics.values()]
     for run in (0, 1):
         assert products[0.3, 50][run] < products[0.3, 0][run]
@@ -155,8 +155,8 @@ def test_it_keeps_features_from_aligning(algorithm: str) -> None:
 
 
 def test_metrics_are_the_unweighted_product_and_the_length_of_the_features() -> None:
-    plugin, lane = lane_of(dr3_weight=0.25)
-    step = critic_step(lane)
+    plugin, launch = lane_of(dr3_weight=0.25)
+    step = critic_step(launch)
     penalty = plugin.critic_penalty(step)
     metrics = plugin.metrics()
     torch.testing.assert_close(metrics["dr3_dot_product"], penalty.detach().mean(1) / 0.25)

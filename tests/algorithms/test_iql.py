@@ -11,26 +11,26 @@ import torch
 import tyro
 
 from c4rl.algorithms.iql import IQL, advantage_weight, expectile_loss
-from c4rl.c4.plugin import C4Config
-from c4rl.config import command_line_type
+from c4rl.core.buffer import Batch
+from c4rl.core.errors import InputError
+from c4rl.core.policies import dropout_masks
 from c4rl.data.dataset import Dataset
-from c4rl.errors import InputError
-from c4rl.plugins import CriticStep, Plugin
-from c4rl.policies import dropout_masks
-from c4rl.training.buffer import Batch
-from c4rl.training.lane import Lane
-from tests.helpers import advance, make_lane, small_config, small_dataset
+from c4rl.jobs.config import command_line_type
+from c4rl.plugins.c4.plugin import C4Config
+from c4rl.plugins.seams import CriticStep, Plugin
+from c4rl.training.launch import Launch
+from tests.helpers import advance, make_launch, small_config, small_dataset
 
 
-def lane_of(dataset: Dataset | None = None, seeds: tuple[int, ...] = (0,), **options: Any) -> tuple[IQL, Lane]:
-    lane = make_lane(small_config("iql", seeds=seeds, **options), dataset)
-    assert isinstance(lane.algorithm, IQL)
-    return lane.algorithm, lane
+def lane_of(dataset: Dataset | None = None, seeds: tuple[int, ...] = (0,), **options: Any) -> tuple[IQL, Launch]:
+    launch = make_launch(small_config("iql", seeds=seeds, **options), dataset)
+    assert isinstance(launch.algorithm, IQL)
+    return launch.algorithm, launch
 
 
-def batch_at(lane: Lane, step: int) -> Batch:
-    lane.step.fill_(step)
-    return lane.buffer.gather(lane.sampler.rows(lane.streams, 32))
+def batch_at(launch: Launch, step: int) -> Batch:
+    launch.step.fill_(step)
+    return launch.buffer.gather(launch.sampler.rows(launch.streams, 32))
 
 
 def flat(module: torch.nn.Module) -> torch.Tensor:
@@ -69,8 +69,8 @@ def test_runs_may_have_expectiles_and_temperatures_of_their_own() -> None:
 
 @pytest.mark.parametrize("policy", ["gaussian", "deterministic"])
 def test_an_update_is_v_then_actor_then_q_each_on_the_new_v(policy: str) -> None:
-    algorithm, lane = lane_of(policy=policy, inverse_temperature=2.0, expectile=0.8, initialization="torch")
-    batch = batch_at(lane, 1)
+    algorithm, launch = lane_of(policy=policy, inverse_temperature=2.0, expectile=0.8, initialization="torch")
+    batch = batch_at(launch, 1)
     s, a, s2 = batch.observations, batch.actions, batch.next_observations
     q = algorithm.target_critic(s, a).q.detach()
     target_q = torch.minimum(q[:, 0], q[:, 1])
@@ -107,11 +107,11 @@ def test_an_update_is_v_then_actor_then_q_each_on_the_new_v(policy: str) -> None
 
 def test_targets_and_values_know_no_policy() -> None:
     """Q and V are learned from logged actions alone: another actor leaves them as they are."""
-    (one, lane), (other, other_lane) = lane_of(), lane_of()
+    (one, launch), (other, other_lane) = lane_of(), lane_of()
     with torch.no_grad():
         for p in other.actor.parameters():
             p.add_(0.5)
-    advance(lane, 5), advance(other_lane, 5)
+    advance(launch, 5), advance(other_lane, 5)
     assert not torch.equal(flat(one.actor), flat(other.actor))
     assert torch.equal(flat(one.critic), flat(other.critic))
     assert torch.equal(flat(one.value), flat(other.value))
@@ -119,8 +119,8 @@ def test_targets_and_values_know_no_policy() -> None:
 
 class TestThePolicy:
     def test_its_mean_is_squashed_and_its_density_is_not(self) -> None:
-        algorithm, lane = lane_of(seeds=(0, 1))
-        batch = batch_at(lane, 1)
+        algorithm, launch = lane_of(seeds=(0, 1))
+        batch = batch_at(launch, 1)
         assert not algorithm.actor.log_std.any()
         with torch.no_grad():
             algorithm.actor.log_std.copy_(torch.tensor([[[-0.5, 0.3]], [[-9.0, 7.0]]]))  # the second beyond [-5, 2]
@@ -139,39 +139,39 @@ class TestThePolicy:
         torch.testing.assert_close(algorithm.act(batch.observations), mean)
 
     def test_dropout_thins_the_actor_while_it_learns_and_not_when_it_acts(self) -> None:
-        algorithm, lane = lane_of(actor_dropout=0.25, hidden_width=64)
-        batch = batch_at(lane, 1)
-        masks = dropout_masks(lane.streams, "dropout", algorithm.config.actor_dropout, algorithm.config.hidden, 1000)
+        algorithm, launch = lane_of(actor_dropout=0.25, hidden_width=64)
+        batch = batch_at(launch, 1)
+        masks = dropout_masks(launch.streams, "dropout", algorithm.config.actor_dropout, algorithm.config.hidden, 1000)
         assert masks is not None and len(masks) == 2
         assert sorted(masks[0].unique().tolist()) == pytest.approx([0, 4 / 3])
         assert masks[0].mean().item() == pytest.approx(1, abs=0.02)
         assert not torch.equal(masks[0], masks[1])
         before = algorithm.act(batch.observations)
         torch.testing.assert_close(before, torch.tanh(algorithm.actor.mlp(batch.observations)))
-        lane.step.fill_(2)
-        again = dropout_masks(lane.streams, "dropout", algorithm.config.actor_dropout, algorithm.config.hidden, 1000)
+        launch.step.fill_(2)
+        again = dropout_masks(launch.streams, "dropout", algorithm.config.actor_dropout, algorithm.config.hidden, 1000)
         assert again is not None and not torch.equal(masks[0], again[0])
         assert torch.equal(algorithm.act(batch.observations), before)
         assert not torch.allclose(algorithm._policy_at(batch)[0], before)
 
     def test_its_step_size_follows_a_cosine_to_zero(self) -> None:
-        algorithm, lane = lane_of(updates=10)
+        algorithm, launch = lane_of(updates=10)
         factors = []
         for step in (1, 6, 10, 11, 99):
-            lane.step.fill_(step)
+            launch.step.fill_(step)
             factors.append(float(algorithm._actor_factor()))
         assert factors == pytest.approx([1, 0.5, 0.5 * (1 + math.cos(0.9 * math.pi)), 0, 0], abs=1e-7)
 
-        advance(lane, 10)
+        advance(launch, 10)
         actor, critic = flat(algorithm.actor), flat(algorithm.critic)
-        advance(lane, 1, start=10)  # one update beyond the end
+        advance(launch, 1, start=10)  # one update beyond the end
         assert torch.equal(flat(algorithm.actor), actor)
         assert not torch.equal(flat(algorithm.critic), critic)
 
     def test_a_constant_step_size_stays(self) -> None:
-        algorithm, lane = lane_of(updates=10, actor_schedule="constant")
-        before = flat(advance(lane, 10).algorithm.actor)
-        advance(lane, 1, start=10)
+        algorithm, launch = lane_of(updates=10, actor_schedule="constant")
+        before = flat(advance(launch, 10).algorithm.actor)
+        advance(launch, 1, start=10)
         assert (flat(algorithm.actor) - before).abs().max() > 1e-4
 
 
@@ -206,10 +206,10 @@ def test_penalties_see_the_logged_next_action_and_only_where_there_is_one() -> N
     data = small_dataset()
     cut = np.arange(len(data)) % 3 == 0
     data = replace(data, terminals=np.zeros_like(data.terminals), next_action_valid=~cut)
-    algorithm, lane = lane_of(data)
+    algorithm, launch = lane_of(data)
     spy = Spy()
     algorithm.plugins.all = (spy,)
-    batch = batch_at(lane, 1)
+    batch = batch_at(launch, 1)
     metrics = algorithm.update(batch, 1)
     torch.testing.assert_close(spy.step.backup_actions, batch.next_state_actions[..., 5:])
     assert 0 < batch.next_valid.sum() < 32
@@ -240,8 +240,8 @@ def two_armed_bandit() -> Dataset:
 def test_it_learns_the_better_arm_as_far_as_the_weights_say(policy: str, inverse_temperature: float) -> None:
     data = two_armed_bandit()
     rates = {"actor_lr": 3e-3, "critic_lr": 3e-3, "value_lr": 3e-3, "tau": 0.05}
-    algorithm, lane = lane_of(data, policy=policy, inverse_temperature=inverse_temperature, updates=500, **rates)
-    advance(lane, 500)
+    algorithm, launch = lane_of(data, policy=policy, inverse_temperature=inverse_temperature, updates=500, **rates)
+    advance(launch, 500)
     observations = torch.tensor(data.observations[None, :4], dtype=torch.float64)
     # V is the 0.7-expectile of 0 and 1; clones of arms whose means are ±1/2, weighted by exp(β (Q - V))
     good, bad = math.exp(inverse_temperature * 0.3), math.exp(-inverse_temperature * 0.7)
@@ -269,9 +269,9 @@ def test_impossible_options_are_refused_by_name(option: str, value: float) -> No
 
 def test_a_deterministic_policy_refuses_divergences_that_need_a_density() -> None:
     options = (C4Config(K=2, divergence="kl", divergence_weight=0.1),)
-    make_lane(small_config("iql", ("c4",), plugin_options=options))
+    make_launch(small_config("iql", ("c4",), plugin_options=options))
     with pytest.raises(InputError, match="kl"):
-        make_lane(small_config("iql", ("c4",), plugin_options=options, policy="deterministic"))
+        make_launch(small_config("iql", ("c4",), plugin_options=options, policy="deterministic"))
 
 
 def test_flags_stand_beside_those_of_all_plugins() -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from c4rl.config import TrainConfig, field_names, from_json, published_fields, to_json
-from c4rl.data.tasks import TASKS
-from c4rl.errors import InputError
-from c4rl.registry import ALGORITHMS
+from c4rl.core.errors import InputError
+from c4rl.environments.tasks import TASKS
+from c4rl.jobs.config import TrainConfig, field_names, from_json, published_fields, to_json
+from c4rl.jobs.registry import ALGORITHMS
 
 WITH_SETTINGS = [name for name, kind in ALGORITHMS.items() if kind.published]
 SHORT = {name: re.sub(r"-v\d+$", "", name) for name in TASKS}  # without version

@@ -10,14 +10,14 @@ import torch
 from sklearn.metrics import adjusted_rand_score
 
 from c4rl.algorithms.sorl import SORL
-from c4rl.algorithms.trajectory_styles import TrajectoryStyles
-from c4rl.config import TrainConfig, published_fields
+from c4rl.core.errors import InputError
 from c4rl.data.dataset import Dataset
-from c4rl.errors import InputError
-from c4rl.regularizers.style_sampler import StyleSampler, StyleSamplerConfig
-from c4rl.training.lane import Lane
+from c4rl.jobs.config import TrainConfig, published_fields
+from c4rl.plugins.style_sampler import StyleSampler, StyleSamplerConfig
+from c4rl.plugins.trajectory_styles import TrajectoryStyles
+from c4rl.training.launch import Launch
 from tests.algorithms.scripted_policies import good_action, scripted
-from tests.helpers import advance, make_lane, plain_scaling, small_config
+from tests.helpers import advance, make_launch, plain_scaling, small_config
 
 EM: dict[str, Any] = {
     "styles": 2,
@@ -29,13 +29,13 @@ EM: dict[str, Any] = {
 }
 
 
-def sorl_lane(data: Dataset, seeds: tuple[int, ...] = (0, 1), **options: Any) -> Lane:
-    return make_lane(small_config("sorl", (), seeds, **(EM | options)), data)
+def sorl_lane(data: Dataset, seeds: tuple[int, ...] = (0, 1), **options: Any) -> Launch:
+    return make_launch(small_config("sorl", (), seeds, **(EM | options)), data)
 
 
-def algorithm_of(lane: Lane) -> SORL:
-    assert isinstance(lane.algorithm, SORL)
-    return lane.algorithm
+def algorithm_of(launch: Launch) -> SORL:
+    assert isinstance(launch.algorithm, SORL)
+    return launch.algorithm
 
 
 class TestStylePolicies:
@@ -43,9 +43,9 @@ class TestStylePolicies:
     def test_the_better_policy_is_found_and_selected(self, selection: str) -> None:
         data, good = scripted(4)
         values = {"updates": 500, "actor_lr": 3e-3, "critic_lr": 3e-3, "batch_size": 64, "discount": 0.9, "tau": 0.05}
-        lane = sorl_lane(data, (2,), hidden_width=32, selection=selection, style_rounds=5, **values)
-        advance(lane, 5 * 100 + 500)
-        algorithm = algorithm_of(lane)
+        launch = sorl_lane(data, (2,), hidden_width=32, selection=selection, style_rounds=5, **values)
+        advance(launch, 5 * 100 + 500)
+        algorithm = algorithm_of(launch)
         states = torch.tensor(data.observations, dtype=torch.float64)
         actions = algorithm.act(states[None])[0]
         own = algorithm.styles.posteriors[0, torch.tensor(good)].sum(0).argmax()
@@ -55,12 +55,12 @@ class TestStylePolicies:
 
     def test_the_loss_weighs_by_posterior_and_clipped_advantage(self) -> None:
         data, _ = scripted(0)
-        lane = sorl_lane(data, seeds=(3,), style_rounds=1, style_steps=2, tau=0.0, advantage_temperature=0.02)
-        advance(lane, 2)
-        algorithm = algorithm_of(lane)
+        launch = sorl_lane(data, seeds=(3,), style_rounds=1, style_steps=2, tau=0.0, advantage_temperature=0.02)
+        advance(launch, 2)
+        algorithm = algorithm_of(launch)
         policies = deepcopy(algorithm.style_policies)
-        lane.step.fill_(3)
-        batch = lane.buffer.gather(lane.sampler.rows(lane.streams, 32))
+        launch.step.fill_(3)
+        batch = launch.buffer.gather(launch.sampler.rows(launch.streams, 32))
         metrics = algorithm.update(batch, 3)
         with torch.no_grad():
             advantage = algorithm.target_critic.at(batch.state_actions).q.amin(1) - algorithm.value(batch.observations)
@@ -77,21 +77,21 @@ class TestStylePolicies:
 
     def test_each_run_exports_the_style_it_selected(self) -> None:
         data, _ = scripted(0)
-        lane = sorl_lane(data, style_rounds=1, style_steps=1)
-        algorithm = algorithm_of(lane)
+        launch = sorl_lane(data, style_rounds=1, style_steps=1)
+        algorithm = algorithm_of(launch)
         scores = torch.tensor([[1.0, 2.0], [-1.0, -2.0]], dtype=torch.float64)
         algorithm._score_sums.copy_(torch.stack([scores, torch.ones_like(scores)], 1))
         assert algorithm.selected.tolist() == [1, 0]
         states = torch.tensor(data.observations[:9], dtype=torch.float64).expand(2, -1, -1)
         means = algorithm.style_policies(states).mean
         torch.testing.assert_close(algorithm.act(states), torch.stack([means[0, :, 1], means[1, :, 0]]))
-        for policy, actions in zip(lane.policies(plain_scaling(data)).values(), algorithm.act(states), strict=True):
+        for policy, actions in zip(launch.policies(plain_scaling(data)).values(), algorithm.act(states), strict=True):
             torch.testing.assert_close(
                 torch.tensor(policy.act(data.observations[:9])).double(), actions, rtol=1e-5, atol=1e-6
             )
 
     def test_unused_styles_are_never_selected(self) -> None:
-        algorithm = algorithm_of(make_lane(small_config("sorl")))
+        algorithm = algorithm_of(make_launch(small_config("sorl")))
         assert algorithm.styles.active.tolist() == [[True, False, False]]  # one trajectory, one style
         algorithm._score_sums[:, 0] = torch.tensor([-5.0, 0.0, 0.0])
         assert algorithm.selected.tolist() == [0]
@@ -107,26 +107,26 @@ STYLES = StyleSamplerConfig(style_rounds=6, style_steps=60, style_lr=1e-3, style
 
 def plugged_lane(
     data: Dataset, seeds: tuple[int, ...] = (0, 1), states: Any = None, **options: int
-) -> tuple[Lane, StyleSampler]:
+) -> tuple[Launch, StyleSampler]:
     """TD3+BC with the plug-in."""
     config = small_config("td3_bc", ("sorl",), seeds, plugin_options=(replace(STYLES, **options),))
-    lane = make_lane(config, data, states=states)
-    plugin = lane.plugins.all[0]
+    launch = make_launch(config, data, states=states)
+    plugin = launch.plugins.all[0]
     assert isinstance(plugin, StyleSampler)
-    return lane, plugin
+    return launch, plugin
 
 
 class TestStylesAsASampler:
     def test_batches_are_of_one_style_and_all_rows_are_drawn_equally_often(self) -> None:
         data, good = scripted(0, 24)
-        lane, plugin = plugged_lane(data)
+        launch, plugin = plugged_lane(data)
         styles = plugin.posteriors.argmax(2)  # [R, T]
         ids = torch.tensor(data.trajectory_ids.astype(np.int64))
         assert (plugin.posteriors.amax(2) > 0.99).all() and plugin.period is None
         counts = torch.zeros(2, len(data))
         for step in range(4000):
-            lane.step.fill_(step)
-            rows = plugin.rows(lane.streams, 64)
+            launch.step.fill_(step)
+            rows = plugin.rows(launch.streams, 64)
             counts.scatter_add_(1, rows, torch.ones(2, 64))
             if step < 50:
                 drawn = styles.gather(1, ids[rows])
@@ -150,14 +150,14 @@ class TestStylesAsASampler:
     def test_large_data_are_walked_through_pool_by_pool(self) -> None:
         data, _ = scripted(0)
         size = len(data) // 4
-        lane, plugin = plugged_lane(data, seeds=(0,), style_pool=size, style_period=2)
+        launch, plugin = plugged_lane(data, seeds=(0,), style_pool=size, style_period=2)
         assert plugin.period == 2
         seen: set[int] = set()
         for step in range(1, 11):
-            rows = plugin.rows(lane.streams, 1000)
+            rows = plugin.rows(launch.streams, 1000)
             assert len(set(rows.flatten().tolist())) <= size
             seen |= set(plugin.tables.state()["pool"].flatten().tolist())
-            advance(lane, 1, start=step - 1)
+            advance(launch, 1, start=step - 1)
         assert seen == set(range(len(data)))
 
     @pytest.mark.parametrize(
@@ -190,8 +190,8 @@ class TestSeveralStylesInALane:
 
     def test_a_stack_equals_its_runs_alone(self, algorithm: str, plugins: tuple[str, ...]) -> None:
         data, _ = scripted(0, short=3)
-        stacked = advance(make_lane(self.config(algorithm, plugins, (3, 1)), data), 15).run_states()
-        alone = advance(make_lane(self.config(algorithm, plugins, (1,)), data), 15).run_states()[1]
+        stacked = advance(make_launch(self.config(algorithm, plugins, (3, 1)), data), 15).run_states()
+        alone = advance(make_launch(self.config(algorithm, plugins, (1,)), data), 15).run_states()[1]
         for name, tensor in alone.items():
             torch.testing.assert_close(stacked[1][name], tensor, rtol=1e-9, atol=1e-12, msg=name)
 
@@ -199,9 +199,9 @@ class TestSeveralStylesInALane:
     def test_resuming_is_exact(self, algorithm: str, plugins: tuple[str, ...], stop: int) -> None:
         data, _ = scripted(0, short=3)
         config = self.config(algorithm, plugins, (0,))
-        straight = advance(make_lane(config, data), 9).run_states()[0]
-        second = make_lane(config, data)
-        second.load(advance(make_lane(config, data), stop).run_states())
+        straight = advance(make_launch(config, data), 9).run_states()[0]
+        second = make_launch(config, data)
+        second.load(advance(make_launch(config, data), stop).run_states())
         resumed = advance(second, 9 - stop, start=stop).run_states()[0]
         assert all(torch.equal(resumed[name], tensor) for name, tensor in straight.items())
 

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from c4rl.algorithms.t_symmetry_dynamics import jacobian_vector_product, masked_quantile
 from c4rl.algorithms.tsrl import TSRL
+from c4rl.core.buffer import Batch
+from c4rl.core.networks import Stack, StackedMLP
 from c4rl.data.dataset import Dataset
-from c4rl.networks import Stack, StackedMLP
-from c4rl.training.buffer import Batch, TransitionBuffer
+from c4rl.data.packing import pack_datasets
 from tests.algorithms.tsrl_cases import algorithm_of, batch_at, one_run, with_terminals
-from tests.helpers import CPU, advance, make_lane, plain_scaling, small_config, small_dataset
+from tests.helpers import CPU, advance, make_launch, plain_scaling, small_config, small_dataset
 
 
 def test_jacobian_times_vector_equals_automatic_differentiation() -> None:
@@ -55,8 +56,8 @@ def slow_losses(algorithm: TSRL, batch: Batch) -> dict[str, Tensor]:
 
 
 def test_loss_terms_and_their_gradients_equal_the_formulas() -> None:
-    algorithm, lane = algorithm_of()
-    batch = batch_at(lane, 1, rows=24)
+    algorithm, launch = algorithm_of()
+    batch = batch_at(launch, 1, rows=24)
     assert 0 < batch.continues.mean() < 1
     found, expected = algorithm.dynamics.losses(batch), slow_losses(algorithm, batch)
     for name, value in expected.items():
@@ -69,8 +70,8 @@ def test_loss_terms_and_their_gradients_equal_the_formulas() -> None:
 
 
 def test_the_encoders_side_of_the_ode_joins_late() -> None:
-    algorithm, lane = algorithm_of(encoder_ode_weight=0.3, l1_weight=1e-3)
-    batch = batch_at(lane, 1)
+    algorithm, launch = algorithm_of(encoder_ode_weight=0.3, l1_weight=1e-3)
+    batch = batch_at(launch, 1)
     for step, weight in ((2, 0.0), (3, 0.3)):
         with torch.no_grad():
             terms = algorithm.dynamics.losses(batch)
@@ -106,13 +107,13 @@ def test_a_trained_model_tells_true_transitions_from_shuffled_ones() -> None:
     """By far more than by the length of the way: shuffled ends are eleven times farther apart (in squares)."""
     widths = {"encoder_widths": (64, 32), "field_widths": (64, 64), "dynamics_batch_size": 128, "dynamics_lr": 1e-3}
     config = small_config("tsrl", **widths, dynamics_updates=800, encoder_ode_from=80)
-    lane = make_lane(config, linear_system(), torch.float32)
-    advance(lane, 700)
-    lane.read_metrics()
+    launch = make_launch(config, linear_system(), torch.float32)
+    advance(launch, 700)
+    launch.read_metrics()
     for step in range(701, 801):
-        lane.update(step)
-        report = lane.refresh(step)
-    end = lane.read_metrics()[0]
+        launch.update(step)
+        report = launch.refresh(step)
+    end = launch.read_metrics()[0]
     assert end["dynamics_reconstruction"] < 0.01 * 3
     assert end["dynamics_decoder_ode_to_change"] < 0.2
     assert report[0]["dynamics_symmetry_shuffled"] > 100 * report[0]["dynamics_symmetry_true"]
@@ -121,13 +122,13 @@ def test_a_trained_model_tells_true_transitions_from_shuffled_ones() -> None:
 def test_statistics_are_each_runs_own() -> None:
     """Three runs, two datasets of different lengths, chunks that do not divide either."""
     long, short = with_terminals(300), with_terminals(70, every=4)
-    buffer = TransitionBuffer([(d, plain_scaling(d)) for d in (long, short)], CPU, torch.float64, (1, 0, 1))
+    buffer = pack_datasets([(d, plain_scaling(d)) for d in (long, short)], CPU, torch.float64, (1, 0, 1))
     algorithm, _ = algorithm_of(seeds=(5, 6, 7))
     model = algorithm.dynamics
     found = model.statistics(buffer, 0.7)
     for run, data in enumerate((short, long, short)):
         phi, f, g = (one_run(m, run) for m in (model.encoder, model.forward_field, model.reverse_field))
-        alone = TransitionBuffer([(data, plain_scaling(data))], CPU, torch.float64)
+        alone = pack_datasets([(data, plain_scaling(data))], CPU, torch.float64)
         batch = alone.gather(torch.from_numpy(np.flatnonzero(~data.terminals))[None])
         s, a, s2 = batch.observations[0], batch.actions[0], batch.next_observations[0]
         with torch.no_grad():

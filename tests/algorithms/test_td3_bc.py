@@ -3,13 +3,13 @@
 import torch
 
 from c4rl.algorithms.td3_bc import TD3BC
-from tests.helpers import advance, make_lane, small_config
+from tests.helpers import advance, make_launch, small_config
 
 
 def algorithm_of(**options) -> tuple[TD3BC, object]:
-    lane = make_lane(small_config("td3_bc", **options))
-    assert isinstance(lane.algorithm, TD3BC)
-    return lane.algorithm, lane
+    launch = make_launch(small_config("td3_bc", **options))
+    assert isinstance(launch.algorithm, TD3BC)
+    return launch.algorithm, launch
 
 
 def flat(module: torch.nn.Module) -> torch.Tensor:
@@ -17,31 +17,31 @@ def flat(module: torch.nn.Module) -> torch.Tensor:
 
 
 def test_actor_and_both_targets_move_on_every_second_update_only() -> None:
-    algorithm, lane = algorithm_of()
+    algorithm, launch = algorithm_of()
     parts = (algorithm.actor, algorithm.target_actor, algorithm.target_critic)
     before = [flat(p) for p in parts]
-    advance(lane, 1)
+    advance(launch, 1)
     assert all(torch.equal(flat(p), b) for p, b in zip(parts, before, strict=True))
-    advance(lane, 1, start=1)
+    advance(launch, 1, start=1)
     assert not any(torch.equal(flat(p), b) for p, b in zip(parts, before, strict=True))
 
 
 def test_actor_first_counts_from_the_first_update() -> None:
-    algorithm, lane = algorithm_of(actor_first=True)
+    algorithm, launch = algorithm_of(actor_first=True)
     before = flat(algorithm.actor)
-    advance(lane, 1)
+    advance(launch, 1)
     assert not torch.equal(flat(algorithm.actor), before)
 
 
 def test_losses_equal_the_formulas() -> None:
     """One update by hand, from the same rows and noise."""
-    algorithm, lane = algorithm_of(alpha=2.5)
+    algorithm, launch = algorithm_of(alpha=2.5)
     step = 2
-    lane.step.fill_(step)
-    batch = lane.buffer.gather(lane.sampler.rows(lane.streams, 32))
+    launch.step.fill_(step)
+    batch = launch.buffer.gather(launch.sampler.rows(launch.streams, 32))
     s, a, s2 = batch.observations, batch.actions, batch.next_observations
     with torch.no_grad():
-        noise = (lane.streams.normal("target_noise", 32, 2) * 0.2).clamp(-0.5, 0.5)
+        noise = (launch.streams.normal("target_noise", 32, 2) * 0.2).clamp(-0.5, 0.5)
         a2 = (algorithm.target_actor(s2) + noise).clamp(-1, 1)
         q = algorithm.target_critic(s2, a2).q
         y = batch.rewards + 0.99 * batch.continues * torch.minimum(q[:, 0], q[:, 1])
@@ -54,9 +54,9 @@ def test_losses_equal_the_formulas() -> None:
 
 def test_the_q_term_is_scaled_by_its_own_mean_size() -> None:
     """Rewards ten times larger leave the actor's first step unchanged: λ = α / mean|Q|."""
-    algorithm, lane = algorithm_of()
-    lane.step.fill_(2)
-    batch = lane.buffer.gather(lane.sampler.rows(lane.streams, 32))
+    algorithm, launch = algorithm_of()
+    launch.step.fill_(2)
+    batch = launch.buffer.gather(launch.sampler.rows(launch.streams, 32))
     with torch.no_grad():
         for p in algorithm.critic.mlp.weights[-1:]:
             p.mul_(10)

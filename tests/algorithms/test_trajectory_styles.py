@@ -10,13 +10,13 @@ import torch
 from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 
-from c4rl.algorithms.trajectory_styles import StyleConfig, Trajectories, TrajectoryStyles
+from c4rl.core.networks import Stack
+from c4rl.core.random import Streams
 from c4rl.data.dataset import Dataset
 from c4rl.data.info import observation_statistics
 from c4rl.data.loading import load_dataset
-from c4rl.networks import Stack
-from c4rl.random import Streams
-from c4rl.training.buffer import Scaling, TransitionBuffer
+from c4rl.data.packing import Scaling, pack_datasets
+from c4rl.plugins.trajectory_styles import StyleConfig, Trajectories, TrajectoryStyles
 from tests.algorithms.scripted_policies import scripted
 from tests.helpers import CPU, plain_scaling
 
@@ -38,7 +38,7 @@ def fitted(
     **options: Any,
 ) -> TrajectoryStyles:
     """Run r on dataset r."""
-    buffer = TransitionBuffer(
+    buffer = pack_datasets(
         [(data, scaling or plain_scaling(data)) for data in datasets], CPU, torch.float64, range(len(seeds))
     )
     streams = Streams(list(seeds), torch.zeros((), dtype=torch.int64), torch.float64)
@@ -114,7 +114,7 @@ class TestExpectationMaximisation:
 
     def test_large_data_are_looked_at_every_few_steps(self) -> None:
         data, _ = scripted(0, trajectories=7, short=1)
-        buffer = TransitionBuffer([(data, plain_scaling(data))], CPU, torch.float64)
+        buffer = pack_datasets([(data, plain_scaling(data))], CPU, torch.float64)
         trajectories = Trajectories(buffer, len(data) // 3)
         place = np.concatenate([np.arange(n) for n in np.bincount(data.trajectory_ids)])
         expected = np.flatnonzero(place % 4 == 0)  # a third is not reached by every third row and some

@@ -8,26 +8,27 @@ import torch
 from torch import Tensor
 
 from c4rl.algorithms.tsrl import TSRL, TSRLConfig
-from c4rl.errors import InputError
-from c4rl.networks import Stack
-from c4rl.plugins import CriticStep, Plugin, Plugins
-from c4rl.random import Streams
-from c4rl.training.buffer import Batch, TransitionBuffer, UniformSampler
-from c4rl.training.lane import Lane
+from c4rl.core.buffer import Batch, UniformSampler
+from c4rl.core.errors import InputError
+from c4rl.core.networks import Stack
+from c4rl.core.random import Streams
+from c4rl.data.packing import pack_datasets
+from c4rl.plugins.seams import CriticStep, Plugin, Plugins
+from c4rl.training.launch import Launch
 from tests.algorithms.tsrl_cases import STAGE_ONE, algorithm_of, batch_at, flat, one_run, with_terminals
-from tests.helpers import CPU, advance, make_lane, plain_scaling, small_config, small_dataset
+from tests.helpers import CPU, advance, make_launch, plain_scaling, small_config, small_dataset
 
 
 def test_the_model_learns_in_stage_one_and_the_policy_in_stage_two() -> None:
-    algorithm, lane = algorithm_of()
+    algorithm, launch = algorithm_of()
     learners = (algorithm.actor, algorithm.critic, algorithm.target_critic)
     model, policy = flat(algorithm.dynamics), [flat(n) for n in learners]
-    advance(lane, STAGE_ONE)
+    advance(launch, STAGE_ONE)
     assert not torch.equal(flat(algorithm.dynamics), model)
     assert all(torch.equal(flat(n), before) for n, before in zip(learners, policy, strict=True))
     model, data = flat(algorithm.dynamics), [tensor.clone() for tensor in algorithm.data]
     assert all(tensor.abs().sum() > 0 for tensor in data)
-    advance(lane, 7, start=STAGE_ONE)
+    advance(launch, 7, start=STAGE_ONE)
     assert torch.equal(flat(algorithm.dynamics), model)
     assert all(torch.equal(now, then) for now, then in zip(algorithm.data, data, strict=True))
     assert not any(torch.equal(flat(n), before) for n, before in zip(learners, policy, strict=True))
@@ -36,9 +37,9 @@ def test_the_model_learns_in_stage_one_and_the_policy_in_stage_two() -> None:
 @pytest.mark.parametrize("stop", [STAGE_ONE - 1, STAGE_ONE, STAGE_ONE + 1])
 def test_resuming_across_the_stages_is_exact(stop: int) -> None:
     config = small_config("tsrl", ("c4",), seeds=(0, 1))
-    straight = advance(make_lane(config), 12).run_states()
-    second = make_lane(config)
-    second.load(advance(make_lane(config), stop).run_states())
+    straight = advance(make_launch(config), 12).run_states()
+    second = make_launch(config)
+    second.load(advance(make_launch(config), stop).run_states())
     resumed = advance(second, 12 - stop, start=stop).run_states()
     assert all(torch.equal(resumed[0][name], tensor) for name, tensor in straight[0].items())
 
@@ -46,7 +47,7 @@ def test_resuming_across_the_stages_is_exact(stop: int) -> None:
 def test_options_may_differ_between_the_runs_of_a_stack() -> None:
     """Each run of a stack whose options are tensors [R] equals the run of its own option alone."""
     data = with_terminals()
-    buffer = TransitionBuffer([(data, plain_scaling(data))], CPU, torch.float64)
+    buffer = pack_datasets([(data, plain_scaling(data))], CPU, torch.float64)
     plain = small_config("tsrl").options
     assert isinstance(plain, TSRLConfig)
     values = {name: getattr(plain, name) * torch.tensor([1.0, 0.6], dtype=torch.float64) for name in plain.stackable}
@@ -61,7 +62,7 @@ def test_options_may_differ_between_the_runs_of_a_stack() -> None:
             step.fill_(number)
             batch = algorithm.buffer.gather(UniformSampler(algorithm.buffer).rows(streams, 32))
             algorithm.update(batch, number)
-            algorithm.between(number)
+            algorithm.after_update(number)
         return algorithm.state()
 
     together = trained(2, **values)
@@ -74,7 +75,7 @@ def test_options_may_differ_between_the_runs_of_a_stack() -> None:
 # -- the policy
 
 
-def slow_policy_losses(algorithm: TSRL, lane: Lane, batch: Batch) -> dict[str, Tensor]:
+def slow_policy_losses(algorithm: TSRL, launch: Launch, batch: Batch) -> dict[str, Tensor]:
     """The sheet's formulas of run 0 without dropout, from the same noise."""
     config, model = algorithm.config, algorithm.dynamics
     phi, f, g = (one_run(m) for m in (model.encoder, model.forward_field, model.reverse_field))
@@ -86,7 +87,7 @@ def slow_policy_losses(algorithm: TSRL, lane: Lane, batch: Batch) -> dict[str, T
         z = phi(torch.cat([state, action], 1))
         return z[:, : s.shape[1]], z[:, s.shape[1] :]
 
-    noise = (lane.streams.normal("target_noise", *a.shape)[0] * 0.2).clamp(-0.5, 0.5)
+    noise = (launch.streams.normal("target_noise", *a.shape)[0] * 0.2).clamp(-0.5, 0.5)
     zeta = encode(s2, (torch.tanh(target_pi(s2)) + noise).clamp(-1, 1))
     y = batch.rewards[0] + 0.99 * goes_on * algorithm.target_critic(*(x[None] for x in zeta)).q[0].amin(0)
     zs_data, za_data = encode(s, a)
@@ -98,7 +99,7 @@ def slow_policy_losses(algorithm: TSRL, lane: Lane, batch: Batch) -> dict[str, T
     gap = zs - (zs2 + g(torch.cat([zs + drift, za], 1)))
     asymmetry = gap[goes_on > 0].square().mean()
     cloning = (za - za_data).square().mean()
-    eps = lane.streams.normal("latent_noise", *zs.shape)[0] * 0.01 * algorithm.data.latent_std[0]
+    eps = launch.streams.normal("latent_noise", *zs.shape)[0] * 0.01 * algorithm.data.latent_std[0]
     zs_aug, zs2_aug = zs + eps, encode(s2, a)[0] + eps
     pushed = zs2_aug + f(torch.cat([zs_aug, za], 1)) - drift
     residual = (zs_aug - (zs2_aug + g(torch.cat([pushed, za], 1)))).square().sum(1)
@@ -117,15 +118,15 @@ def slow_policy_losses(algorithm: TSRL, lane: Lane, batch: Batch) -> dict[str, T
 
 def test_policy_losses_equal_the_formulas() -> None:
     # a critic that stands still: the actor's loss is that of the critic after its step
-    algorithm, lane = algorithm_of(dropout=0.0, critic_lr=1e-30, quantile=0.5)
-    advance(lane, STAGE_ONE)
+    algorithm, launch = algorithm_of(dropout=0.0, critic_lr=1e-30, quantile=0.5)
+    advance(launch, STAGE_ONE)
     step = STAGE_ONE + 2
-    batch = batch_at(lane, step)
+    batch = batch_at(launch, step)
     with torch.no_grad():  # the same mean for both heads, so that either is the smaller one somewhere
         for critic in (algorithm.critic, algorithm.target_critic):
             q = critic.at(algorithm.critic_inputs(batch.state_actions)).q
             critic.mlp.biases[-1][0, 1] += (q[0, 0] - q[0, 1]).mean()
-    expected = slow_policy_losses(algorithm, lane, batch)
+    expected = slow_policy_losses(algorithm, launch, batch)
     # where all Q have one sign, λ makes the Q term ±α: only its gradient tells which rows were asked
     gradient = torch.autograd.grad(expected["actor_loss"], list(algorithm.actor.parameters()))
     found = algorithm.update(batch, step)
@@ -137,24 +138,24 @@ def test_policy_losses_equal_the_formulas() -> None:
 
 
 def test_noise_is_each_rows_own_and_small() -> None:
-    algorithm, lane = algorithm_of()
-    advance(lane, STAGE_ONE)
-    noise, _ = trusted_noise(algorithm, lane)
+    algorithm, launch = algorithm_of()
+    advance(launch, STAGE_ONE)
+    noise, _ = trusted_noise(algorithm, launch)
     torch.testing.assert_close(noise.std((0, 1)), 0.01 * algorithm.data.latent_std[0], rtol=0.15, atol=0)
     assert (noise.mean(1).abs() < 0.2 * noise.std(1)).all()
 
 
 def test_the_releases_noise_is_one_shift_for_all_rows() -> None:
-    algorithm, lane = algorithm_of(noise="shifted")
-    advance(lane, STAGE_ONE)
-    noise, _ = trusted_noise(algorithm, lane)
+    algorithm, launch = algorithm_of(noise="shifted")
+    advance(launch, STAGE_ONE)
+    noise, _ = trusted_noise(algorithm, launch)
     assert torch.equal(noise, noise[:, :1].expand_as(noise))
     offset = (noise[:, 0] - algorithm.data.latent_mean) / algorithm.data.latent_std
     assert offset.abs().max() < 0.05
 
 
-def trusted_noise(algorithm: TSRL, lane: Lane, rows: int = 256) -> tuple[Tensor, Tensor]:
-    batch = batch_at(lane, STAGE_ONE + 2, rows)
+def trusted_noise(algorithm: TSRL, launch: Launch, rows: int = 256) -> tuple[Tensor, Tensor]:
+    batch = batch_at(launch, STAGE_ONE + 2, rows)
     with torch.no_grad():
         z_s, z_a = algorithm.dynamics.encode(batch.observations, algorithm.actor(batch.observations))
         return algorithm._trusted_noise(batch, z_s, z_a, algorithm.dynamics.forward_step(z_s, z_a))
@@ -163,33 +164,33 @@ def trusted_noise(algorithm: TSRL, lane: Lane, rows: int = 256) -> tuple[Tensor,
 @pytest.mark.parametrize(("factor", "share"), [(1.01, 1.0), (0.99, 0.0)])
 def test_the_releases_acceptance_is_all_or_none(factor: float, share: float) -> None:
     """By the residual's mean over rows and dimensions, against a threshold between the least and largest one's sums."""
-    algorithm, lane = algorithm_of(small_dataset(), acceptance="batch", noise_scale=0.0)
-    advance(lane, STAGE_ONE)
-    batch = batch_at(lane, STAGE_ONE + 2, 256)
+    algorithm, launch = algorithm_of(small_dataset(), acceptance="batch", noise_scale=0.0)
+    advance(launch, STAGE_ONE)
+    batch = batch_at(launch, STAGE_ONE + 2, 256)
     with torch.no_grad():
-        residual = float(slow_policy_losses(algorithm, lane, batch)["residual"])
+        residual = float(slow_policy_losses(algorithm, launch, batch)["residual"])
     least, largest = 3.0, 5.0
     threshold = least + factor * residual * (largest - least)
     algorithm.data.residuals.copy_(torch.tensor([[threshold, least, largest]], dtype=torch.float64))
-    assert trusted_noise(algorithm, lane)[1].mean() == share
+    assert trusted_noise(algorithm, launch)[1].mean() == share
 
 
 def test_trust_falls_with_the_quantile() -> None:
     shares = []
     for quantile in (0.0, 0.5, 1.0):
-        algorithm, lane = algorithm_of(quantile=quantile)
-        advance(lane, STAGE_ONE)
-        shares.append(trusted_noise(algorithm, lane)[1].mean().item())
+        algorithm, launch = algorithm_of(quantile=quantile)
+        advance(launch, STAGE_ONE)
+        shares.append(trusted_noise(algorithm, launch)[1].mean().item())
     assert shares[0] < shares[1] < shares[2]
 
 
 def test_dropout_acts_in_training_and_never_when_acting() -> None:
-    algorithm, lane = algorithm_of(dropout=0.4, hidden_width=64)
+    algorithm, launch = algorithm_of(dropout=0.4, hidden_width=64)
     masks = algorithm._dropout("dropout", 500)
     assert masks is not None and len(masks) == 2
     assert set(masks[0].unique().tolist()) == {0.0, 1 / 0.6}
     assert float(masks[1].mean()) == pytest.approx(1.0, abs=0.02)
-    batch = batch_at(lane, 3)
+    batch = batch_at(launch, 3)
     dropped = torch.tanh(algorithm.actor.mlp(batch.observations, [m[:, :32] for m in masks]))
     plain = torch.tanh(one_run(algorithm.actor.mlp)(batch.observations[0]))
     assert not torch.allclose(dropped[0], plain)
@@ -197,14 +198,14 @@ def test_dropout_acts_in_training_and_never_when_acting() -> None:
 
 
 def test_dropping_terminals_hides_every_end() -> None:
-    algorithm, lane = algorithm_of(drop_terminals=True, dropout=0.0)
-    advance(lane, STAGE_ONE)
-    batch = batch_at(lane, STAGE_ONE + 1)
+    algorithm, launch = algorithm_of(drop_terminals=True, dropout=0.0)
+    advance(launch, STAGE_ONE)
+    batch = batch_at(launch, STAGE_ONE + 1)
     kept = batch.continues[0] > 0
     assert 0 < kept.sum() < 32
     changed = batch._replace(rewards=torch.where(batch.continues > 0, batch.rewards, 1e6))
     with torch.no_grad():
-        expected = slow_policy_losses(algorithm, lane, batch)["critic_loss"]
+        expected = slow_policy_losses(algorithm, launch, batch)["critic_loss"]
     found = algorithm.update(changed, STAGE_ONE + 1)["critic_loss"][0]
     assert found < 1e3 and not torch.isclose(found, expected)
 
@@ -227,12 +228,12 @@ class Looking(Plugin):
 
 
 def test_plugins_see_what_the_critic_sees() -> None:
-    algorithm, lane = algorithm_of(dropout=0.0)
+    algorithm, launch = algorithm_of(dropout=0.0)
     looking = Looking()
     algorithm.plugins = Plugins([looking])
-    advance(lane, STAGE_ONE)
+    advance(launch, STAGE_ONE)
     assert not looking.seen and looking.refreshed == [STAGE_ONE]  # at once, in the latent space that stays
-    batch = batch_at(lane, STAGE_ONE + 1)
+    batch = batch_at(launch, STAGE_ONE + 1)
     algorithm.update(batch, STAGE_ONE + 1)
     (step,) = looking.seen
     phi = one_run(algorithm.dynamics.encoder)
@@ -243,15 +244,15 @@ def test_plugins_see_what_the_critic_sees() -> None:
         torch.testing.assert_close(found[0], phi(pairs[0]))
         torch.testing.assert_close(algorithm.critic_inputs(pairs), found)
     assert torch.equal(torch.cat([step.batch.observations, step.batch.actions], 2), step.batch.state_actions)
-    noise = (lane.streams.normal("target_noise", 32, 2) * 0.2).clamp(-0.5, 0.5)
+    noise = (launch.streams.normal("target_noise", 32, 2) * 0.2).clamp(-0.5, 0.5)
     backup = (algorithm.act(batch.next_observations) + noise).clamp(-1, 1)  # the target actor has not moved yet
     point = phi(torch.cat([batch.next_observations, backup], 2)[0])
     torch.testing.assert_close(torch.cat([step.batch.next_observations, step.backup_actions], 2)[0], point)
 
 
 def test_td_errors_are_taken_in_latent_space() -> None:
-    algorithm, lane = algorithm_of()
-    batch = batch_at(lane, 1)
+    algorithm, launch = algorithm_of()
+    batch = batch_at(launch, 1)
     phi = one_run(algorithm.dynamics.encoder)
     with torch.no_grad():
         next_pairs = torch.cat([batch.next_observations, algorithm.act(batch.next_observations)], 2)

@@ -9,19 +9,19 @@ import torch
 from torch import Tensor
 
 from c4rl.algorithms.tsrl import TSRL
+from c4rl.core.buffer import Batch
+from c4rl.core.networks import StackedMLP
 from c4rl.data.dataset import Dataset
-from c4rl.networks import StackedMLP
-from c4rl.training.buffer import Batch
-from c4rl.training.lane import Lane
-from tests.helpers import SMALL, make_lane, small_config, small_dataset
+from c4rl.training.launch import Launch
+from tests.helpers import SMALL, make_launch, small_config, small_dataset
 
 STAGE_ONE = SMALL["tsrl"]["dynamics_updates"]
 
 
-def algorithm_of(data: Dataset | None = None, **options: Any) -> tuple[TSRL, Lane]:
-    lane = make_lane(small_config("tsrl", **options), data or with_terminals())
-    assert isinstance(lane.algorithm, TSRL)
-    return lane.algorithm, lane
+def algorithm_of(data: Dataset | None = None, **options: Any) -> tuple[TSRL, Launch]:
+    launch = make_launch(small_config("tsrl", **options), data or with_terminals())
+    assert isinstance(launch.algorithm, TSRL)
+    return launch.algorithm, launch
 
 
 def with_terminals(rows: int = 200, every: int = 9) -> Dataset:
@@ -30,9 +30,9 @@ def with_terminals(rows: int = 200, every: int = 9) -> Dataset:
     return replace(data, terminals=terminals, next_action_valid=data.next_action_valid & ~terminals)
 
 
-def batch_at(lane: Lane, step: int, rows: int = 32) -> Batch:
-    lane.step.fill_(step)
-    return lane.buffer.gather(lane.sampler.rows(lane.streams, rows))
+def batch_at(launch: Launch, step: int, rows: int = 32) -> Batch:
+    launch.step.fill_(step)
+    return launch.buffer.gather(launch.sampler.rows(launch.streams, rows))
 
 
 def flat(module: torch.nn.Module) -> Tensor:

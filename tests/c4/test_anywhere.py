@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from c4rl.c4.anywhere import C4Anywhere, penultimate_features
-from c4rl.c4.plugin import C4Config
+from c4rl.core.errors import InputError
 from c4rl.data.recording import record
-from c4rl.errors import InputError
-from c4rl.plugins import CriticStep
-from tests.helpers import advance, make_lane, small_config
+from c4rl.plugins.c4.anywhere import C4Anywhere, penultimate_features
+from c4rl.plugins.c4.plugin import C4Config
+from c4rl.plugins.seams import CriticStep
+from tests.helpers import advance, make_launch, small_config
 from tests.test_networks import as_torch
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "plug_into_your_loop.py"
@@ -37,24 +37,24 @@ def test_the_example_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("estimator", ["plugin", "unbiased"])
 def test_batches_and_penalty_equal_the_trainers(mode, estimator) -> None:
     options = C4Config(K=3, period=2, directions=4, mode=mode, estimator=estimator)
-    lane = make_lane(small_config("td3_bc", ("c4",), seeds=(7,), plugin_options=(options,)))
-    advance(lane, 6)
-    algorithm = lane.algorithm
+    launch = make_launch(small_config("td3_bc", ("c4",), seeds=(7,), plugin_options=(options,)))
+    advance(launch, 6)
+    algorithm = launch.algorithm
     critic, target = algorithm.critics
     heads = [as_torch(critic.mlp, 0, member) for member in range(2)]
     target_heads = [as_torch(target.mlp, 0, member) for member in range(2)]
-    everything = lane.buffer.unpack(lane.buffer.packed)
+    everything = launch.buffer.unpack(launch.buffer.packed)
     outside = C4Anywhere(
         heads[0], target_heads[0], everything.state_actions, everything.next_state_actions, everything.next_valid,
         config=options, seed=7,
     )  # fmt: skip
-    plugin = lane.plugins.all[0]
-    lane.step.fill_(0)
-    plugin.attach(algorithm, lane.buffer)  # a fresh start, from the same critic, as the outside one has it
-    lane.step.fill_(1)
-    rows = plugin.sampler().rows(lane.streams, 32)
+    plugin = launch.plugins.all[0]
+    launch.step.fill_(0)
+    plugin.attach(algorithm, launch.buffer)  # a fresh start, from the same critic, as the outside one has it
+    launch.step.fill_(1)
+    rows = plugin.sampler().rows(launch.streams, 32)
     assert torch.equal(outside.rows(32), rows[0])
-    batch = lane.buffer.gather(rows)
+    batch = launch.buffer.gather(rows)
     output = critic.at(batch.state_actions)
     td = torch.ones(1, 2, dtype=torch.float64)
     ours = plugin.critic_penalty(CriticStep(batch, critic, target, output, batch.actions, td))[0]

@@ -10,26 +10,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from c4rl.c4.anywhere import C4Anywhere
-from c4rl.c4.clustering import Clustering, ClusteringConfig
-from c4rl.c4.feature_gradients import feature_gradients
-from c4rl.c4.plugin import C4, C4Config
-from c4rl.c4.trajectory_tails import with_trajectory_tails
+from c4rl.core.errors import InputError
+from c4rl.core.random import Streams
 from c4rl.data.dataset import Dataset
-from c4rl.errors import InputError
-from c4rl.plugins import CriticStep
-from c4rl.random import Streams
-from c4rl.training.lane import Lane
-from tests.helpers import CPU, advance, make_lane, small_config, small_dataset, with_trajectories
+from c4rl.plugins.c4.anywhere import C4Anywhere
+from c4rl.plugins.c4.clustering import Clustering, ClusteringConfig
+from c4rl.plugins.c4.feature_gradients import feature_gradients
+from c4rl.plugins.c4.plugin import C4, C4Config
+from c4rl.plugins.c4.trajectory_tails import with_trajectory_tails
+from c4rl.plugins.seams import CriticStep
+from c4rl.training.launch import Launch
+from tests.helpers import CPU, advance, make_launch, small_config, small_dataset, with_trajectories
 
 
-def lane_of(form: C4Config, seeds: tuple[int, ...] = (0,), data: Dataset | None = None, **values: Any) -> Lane:
+def lane_of(form: C4Config, seeds: tuple[int, ...] = (0,), data: Dataset | None = None, **values: Any) -> Launch:
     data = with_trajectories(small_dataset(), 10) if data is None else data
-    return make_lane(small_config("cql", ("c4",), seeds, plugin_options=(form,), **values), data)
+    return make_launch(small_config("cql", ("c4",), seeds, plugin_options=(form,), **values), data)
 
 
-def plugin_of(lane: Lane) -> C4:
-    return next(plugin for plugin in lane.plugins.all if isinstance(plugin, C4))
+def plugin_of(launch: Launch) -> C4:
+    return next(plugin for plugin in launch.plugins.all if isinstance(plugin, C4))
 
 
 # -- trajectory tails
@@ -163,15 +163,15 @@ def two_groups(rows: int = 400) -> Dataset:
 @pytest.mark.parametrize("drop_small", [True, False])
 def test_the_first_clusters_are_of_state_and_action_and_drawn_equally(sampler: Any, drop_small: bool) -> None:
     form = C4Config(K=2, period=3, sampler=sampler, drop_small=drop_small, initial_clusters="state_action")
-    lane = lane_of(form, seeds=(0, 1), data=two_groups())
-    clustering = plugin_of(lane).clustering
+    launch = lane_of(form, seeds=(0, 1), data=two_groups())
+    clustering = plugin_of(launch).clustering
     torch.testing.assert_close(clustering.tables.weights, torch.full((2, 2), 0.5, dtype=torch.float64))
     for step in range(1, 20):
-        lane.step.fill_(step)
-        rows = lane.sampler.rows(lane.streams, 32)
+        launch.step.fill_(step)
+        rows = launch.sampler.rows(launch.streams, 32)
         minority = (rows % 10 == 0).double().mean(1)
         assert ((minority == 0) | (minority == 1)).all()
-    advance(lane, 3)
+    advance(launch, 3)
     refitted = clustering.tables.weights
     assert not torch.allclose(refitted, torch.full_like(refitted, 0.5), atol=0.01)
 
@@ -179,10 +179,10 @@ def test_the_first_clusters_are_of_state_and_action_and_drawn_equally(sampler: A
 def test_later_clusters_are_those_of_the_gradients() -> None:
     plain = C4Config(K=2, period=3, mixture_start="cold")
     forms = [plain, replace(plain, initial_clusters="state_action")]
-    lanes = [lane_of(form, data=two_groups()) for form in forms]
-    for lane in lanes:
-        plugin_of(lane).refresh(lane.algorithm, 3)  # of the same untrained critic
-    tables = [plugin_of(lane).clustering.tables.state() for lane in lanes]
+    launches = [lane_of(form, data=two_groups()) for form in forms]
+    for launch in launches:
+        plugin_of(launch).refresh(launch.algorithm, 3)  # of the same untrained critic
+    tables = [plugin_of(launch).clustering.tables.state() for launch in launches]
     assert all(torch.equal(tables[0][name], tables[1][name]) for name in tables[0])
 
 
@@ -203,19 +203,19 @@ def test_tails_need_hard_labels() -> None:
 # -- critics and next actions
 
 
-def penalty_of(lane: Lane) -> tuple[Tensor, Any]:
+def penalty_of(launch: Launch) -> tuple[Tensor, Any]:
     """λR of each head on the first rows of the data, and their batch."""
-    critic, target = lane.algorithm.critics  # type: ignore[misc]
-    batch = lane.buffer.gather(torch.arange(40).expand(len(lane.seeds), -1))
-    td = torch.ones(len(lane.seeds), 2, dtype=torch.float64)
+    critic, target = launch.algorithm.critics  # type: ignore[misc]
+    batch = launch.buffer.gather(torch.arange(40).expand(len(launch.seeds), -1))
+    td = torch.ones(len(launch.seeds), 2, dtype=torch.float64)
     step = CriticStep(batch, critic, target, critic.at(batch.state_actions), batch.actions, td)
-    found = plugin_of(lane).critic_penalty(step)
+    found = plugin_of(launch).critic_penalty(step)
     assert found is not None
     return found, batch
 
 
-def dot_product(lane: Lane, batch: Any, next_pairs: Tensor, valid: Tensor) -> Tensor:
-    critic, target = lane.algorithm.critics  # type: ignore[misc]
+def dot_product(launch: Launch, batch: Any, next_pairs: Tensor, valid: Tensor) -> Tensor:
+    critic, target = launch.algorithm.critics  # type: ignore[misc]
     g = feature_gradients("proxy", critic, batch.state_actions)
     g_next = feature_gradients("proxy", target, next_pairs)
     products = (g * g_next).sum(3) * valid.unsqueeze(1)
@@ -226,17 +226,17 @@ def dot_product(lane: Lane, batch: Any, next_pairs: Tensor, valid: Tensor) -> Te
 @pytest.mark.parametrize("mask", [True, False])
 def test_the_penalty_loses_its_next_actions_at_the_first_refit(zeroed: bool, mask: bool) -> None:
     form = C4Config(K=2, period=2, estimator="dot_product", lambda_=0.3, zero_next_actions=zeroed, mask_invalid=mask)
-    lane = lane_of(form, seeds=(0, 1))
+    launch = lane_of(form, seeds=(0, 1))
     for updates in (1, 1, 1):  # the refit is after the second
-        found, batch = penalty_of(lane)
+        found, batch = penalty_of(launch)
         pairs = batch.next_state_actions.clone()
-        if zeroed and lane.step >= 2:
-            pairs[..., lane.buffer.widths[0] :] = 0
+        if zeroed and launch.step >= 2:
+            pairs[..., launch.buffer.widths[0] :] = 0
         valid = batch.next_valid if mask else torch.ones_like(batch.next_valid)
         assert (batch.next_valid == 0).any()
-        torch.testing.assert_close(found, 0.3 * dot_product(lane, batch, pairs, valid))
-        advance(lane, updates, start=int(lane.step))
-    assert lane.step == 3
+        torch.testing.assert_close(found, 0.3 * dot_product(launch, batch, pairs, valid))
+        advance(launch, updates, start=int(launch.step))
+    assert launch.step == 3
 
 
 def test_without_the_mask_all_rows_shape_the_mixture() -> None:
@@ -245,8 +245,8 @@ def test_without_the_mask_all_rows_shape_the_mixture() -> None:
     for mask in (True, False):
         data = with_trajectories(small_dataset(400), 4)
         far = np.float32(200) * ~data.next_action_valid[:, None]
-        lane = lane_of(C4Config(K=2, mask_invalid=mask), data=replace(data, observations=data.observations + far))
-        mixture = plugin_of(lane).clustering.mixture
+        launch = lane_of(C4Config(K=2, mask_invalid=mask), data=replace(data, observations=data.observations + far))
+        mixture = plugin_of(launch).clustering.mixture
         assert mixture is not None
         spread[mask] = float(mixture.scale.max())
     assert spread[False] > 5 * spread[True]
@@ -254,31 +254,31 @@ def test_without_the_mask_all_rows_shape_the_mixture() -> None:
 
 @pytest.mark.parametrize("average", [True, False])
 def test_refits_overwrite_both_critics_by_their_average(average: bool) -> None:
-    lane = lane_of(C4Config(K=2, period=3, average_critics=average), seeds=(0, 1))
-    critic, target = lane.algorithm.critics  # type: ignore[misc]
-    advance(lane, 2)
-    lane.update(3)
+    launch = lane_of(C4Config(K=2, period=3, average_critics=average), seeds=(0, 1))
+    critic, target = launch.algorithm.critics  # type: ignore[misc]
+    advance(launch, 2)
+    launch.update(3)
     before = {name: p.detach().clone() for name, p in critic.named_parameters()}
     targets = {name: p.detach().clone() for name, p in target.named_parameters()}
-    moments = {name: tensor.clone() for name, tensor in lane.algorithm.optimizers["critic"].state().items()}
-    lane.refresh(3)
+    moments = {name: tensor.clone() for name, tensor in launch.algorithm.optimizers["critic"].state().items()}
+    launch.refresh(3)
     for name, p in critic.named_parameters():
         expected = before[name].mean(1, keepdim=True).expand_as(p) if average else before[name]
         torch.testing.assert_close(p.detach(), expected)
         assert torch.equal(p[:, 0], p[:, 1]) == average
     assert all(torch.equal(p, targets[name]) for name, p in target.named_parameters())
-    assert all(torch.equal(t, moments[name]) for name, t in lane.algorithm.optimizers["critic"].state().items())
+    assert all(torch.equal(t, moments[name]) for name, t in launch.algorithm.optimizers["critic"].state().items())
 
 
 @pytest.mark.parametrize("network", ["target", "online"])
 def test_the_network_that_gives_the_next_gradients(network: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    lane = advance(lane_of(C4Config(K=2, period=100, next_features=network)), 3)
+    launch = advance(lane_of(C4Config(K=2, period=100, next_features=network)), 3)
     seen: list[Any] = []
-    monkeypatch.setattr(plugin_of(lane).clustering, "refresh", lambda gradients, *rest: seen.append(gradients) or {})
-    plugin_of(lane).refresh(lane.algorithm, 100)
+    monkeypatch.setattr(plugin_of(launch).clustering, "refresh", lambda gradients, *rest: seen.append(gradients) or {})
+    plugin_of(launch).refresh(launch.algorithm, 100)
     rows = torch.arange(20).unsqueeze(0)
-    critic, target = lane.algorithm.critics  # type: ignore[misc]
-    batch = lane.buffer.gather(rows)
+    critic, target = launch.algorithm.critics  # type: ignore[misc]
+    batch = launch.buffer.gather(rows)
     g_next, g, _ = seen[0](rows)
     chosen = target if network == "target" else critic
     assert torch.equal(g_next, feature_gradients("proxy", chosen, batch.next_state_actions)[:, 0])

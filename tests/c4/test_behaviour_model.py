@@ -11,7 +11,7 @@ from sklearn.cluster import KMeans
 from sklearn.linear_model import Ridge
 from torch import Tensor
 
-from c4rl.c4.behaviour_model import BehaviourModel
+from c4rl.plugins.c4.behaviour_model import BehaviourModel
 
 ROWS, STATE, ACTION = 4000, 5, 2
 

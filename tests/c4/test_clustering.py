@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from c4rl.c4.clustering import Clustering, ClusteringConfig
-from c4rl.random import Streams
+from c4rl.core.random import Streams
+from c4rl.plugins.c4.clustering import Clustering, ClusteringConfig
 
 ROWS, CLUSTERS = 900, 3
 

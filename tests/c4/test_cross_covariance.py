@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from c4rl.c4.cross_covariance import automatic_weight, cross_covariance, monitor, penalty, traces
-from c4rl.errors import InputError
+from c4rl.core.errors import InputError
+from c4rl.plugins.c4.cross_covariance import automatic_weight, cross_covariance, monitor, penalty, traces
 
 
 def features(*shape: int, seed: int = 0, offset: float = 0.5) -> tuple[Tensor, Tensor]:

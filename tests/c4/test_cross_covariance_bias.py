@@ -5,7 +5,7 @@ from itertools import permutations
 import torch
 from torch import Tensor
 
-from c4rl.c4.cross_covariance import penalty
+from c4rl.plugins.c4.cross_covariance import penalty
 
 ROWS, FEATURES = 8, 3
 

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
-from c4rl.c4.behaviour_model import BehaviourModel
-from c4rl.c4.divergences import (
+from c4rl.core.errors import InputError
+from c4rl.plugins.c4.behaviour_model import BehaviourModel
+from c4rl.plugins.c4.divergences import (
     GAUSSIAN,
     NAMES,
     BehaviourSamples,
@@ -22,7 +23,6 @@ from c4rl.c4.divergences import (
     mmd_squared,
     w1_from_samples,
 )
-from c4rl.errors import InputError
 
 DOUBLE = torch.float64
 MEAN_P, STD_P = torch.tensor([0.3, -0.2], dtype=DOUBLE), torch.tensor([0.5, 0.8], dtype=DOUBLE)

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from c4rl.c4.feature_gradients import (
+from c4rl.core.networks import Critic, Stack
+from c4rl.plugins.c4.feature_gradients import (
     autograd_gradient,
     explicit_gradient,
     feature_gradients,
     input_gradient,
     online_feature_gradients,
 )
-from c4rl.networks import Critic, Stack
 
 STACK = Stack((1, 2, 3), 4, 2, torch.device("cpu"), torch.float64)
 

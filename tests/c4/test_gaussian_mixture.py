@@ -5,8 +5,8 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from c4rl.c4.gaussian_mixture import Failure, Fit, Mixture, fit, kmeans_start
-from c4rl.random import Streams
+from c4rl.core.random import Streams
+from c4rl.plugins.c4.gaussian_mixture import Failure, Fit, Mixture, fit, kmeans_start
 
 FULL_AND_DIAGONAL = pytest.mark.parametrize("covariance", ["full", "diagonal"])
 
@@ -225,7 +225,7 @@ def test_large_data_is_worked_off_in_chunks_of_bounded_size(monkeypatch: pytest.
     y = pairs(2, 1000, 6, 3)
     start = cold_start(y, 3)
     whole = fit(y, start)
-    monkeypatch.setattr("c4rl.c4.gaussian_mixture._CHUNK_ELEMENTS", {"cpu": 1})
+    monkeypatch.setattr("c4rl.plugins.c4.gaussian_mixture._CHUNK_ELEMENTS", {"cpu": 1})
     chunked = fit(y, start)
     for r in range(2):
         assert_same(run_of(chunked, r), run_of(whole, r))

@@ -11,9 +11,9 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture
 from torch import Tensor
 
-from c4rl.c4.gaussian_mixture import fit, kmeans_start
-from c4rl.c4.principal_directions import principal_directions
-from c4rl.random import Streams
+from c4rl.core.random import Streams
+from c4rl.plugins.c4.gaussian_mixture import fit, kmeans_start
+from c4rl.plugins.c4.principal_directions import principal_directions
 
 STEPS, EPSILON = 10, 1e-4
 

@@ -2,8 +2,8 @@
 
 import torch
 
-from c4rl.c4.gaussian_mixture import fit
-from c4rl.c4.principal_directions import principal_directions
+from c4rl.plugins.c4.gaussian_mixture import fit
+from c4rl.plugins.c4.principal_directions import principal_directions
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:

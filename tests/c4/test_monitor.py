@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from c4rl.c4.monitor import CrossCovarianceMonitor
-from c4rl.c4.plugin import C4Config
+from c4rl.plugins.c4.monitor import CrossCovarianceMonitor
+from c4rl.plugins.c4.plugin import C4Config
 from tests.c4.test_plugin_behaviour import each_algorithm, each_mode, lane_of
 from tests.helpers import advance
 
@@ -16,16 +16,16 @@ KEYS = {f"cross_covariance_trace_{mode}{form}" for mode in ("exact", "proxy") fo
 
 @each_algorithm
 def test_the_monitor_reports_its_traces_for_any_critic_on_the_same_rows_for_every_seed(algorithm: str) -> None:
-    lanes = {
+    launches = {
         "alone": lane_of(algorithm, None, seeds=(3, 8), monitor=True),
         "with c4": lane_of(algorithm, C4Config(K=2), seeds=(3, 8)),
         "another seed": lane_of(algorithm, None, seeds=(8,), monitor=True),
     }
-    reports = {name: lane.refresh(200) for name, lane in lanes.items()}
-    for name, lane in lanes.items():
-        batch = next(p for p in lane.plugins.all if isinstance(p, CrossCovarianceMonitor)).batch
+    reports = {name: launch.refresh(200) for name, launch in launches.items()}
+    for name, launch in launches.items():
+        batch = next(p for p in launch.plugins.all if isinstance(p, CrossCovarianceMonitor)).batch
         assert torch.equal(batch.state_actions, batch.state_actions[:1].expand_as(batch.state_actions))
-        for seed in lane.seeds:
+        for seed in launch.seeds:
             assert reports[name][seed].keys() >= KEYS
             for key in KEYS:  # the same networks on the same rows: the same numbers, whoever else is there
                 assert reports[name][seed][key] == pytest.approx(reports["alone"][seed][key], rel=1e-9)
@@ -36,14 +36,16 @@ def test_the_monitor_reports_its_traces_for_any_critic_on_the_same_rows_for_ever
 
 @each_mode
 def test_the_monitors_numbers_are_numpys_covariance(mode: Any) -> None:
-    lane = lane_of("td3_bc", None, monitor=True)
-    report = advance(lane, 3).refresh(200)[0]
-    batch = next(p for p in lane.plugins.all if isinstance(p, CrossCovarianceMonitor)).batch
-    assert lane.algorithm.critics is not None
+    launch = lane_of("td3_bc", None, monitor=True)
+    report = advance(launch, 3).refresh(200)[0]
+    batch = next(p for p in launch.plugins.all if isinstance(p, CrossCovarianceMonitor)).batch
+    assert launch.algorithm.critics is not None
     traces, normalised = [], []
     for head in range(2):
         sides = []
-        for network, pairs in zip(lane.algorithm.critics, (batch.state_actions, batch.next_state_actions), strict=True):
+        for network, pairs in zip(
+            launch.algorithm.critics, (batch.state_actions, batch.next_state_actions), strict=True
+        ):
             x = pairs.clone().requires_grad_()
             output = network.at(x)
             rows = output.features if mode == "proxy" else torch.autograd.grad(output.q[0, head].sum(), x)[0][:, None]

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 import c4rl
-from c4rl.c4.plugin import C4, C4Config
+from c4rl.core.buffer import Batch
+from c4rl.core.networks import Critic
 from c4rl.data.dataset import Dataset
-from c4rl.networks import Critic
-from c4rl.registry import ALGORITHMS
-from c4rl.training.buffer import Batch
-from c4rl.training.lane import Lane
-from tests.helpers import advance, make_lane, small_config, small_dataset
+from c4rl.jobs.registry import ALGORITHMS
+from c4rl.plugins.c4.plugin import C4, C4Config
+from c4rl.training.launch import Launch
+from tests.helpers import advance, make_launch, small_config, small_dataset
 
 # those whose first update already has plug-ins; the others' later stages run the same code (see the contract test)
 WITH_CRITIC = [
@@ -48,26 +48,26 @@ def short_episodes(rows: int = 200, length: int = 10) -> Dataset:
 
 def lane_of(
     algorithm: str, form: C4Config | None, seeds: tuple[int, ...] = (0,), data: Dataset | None = None, **values: Any
-) -> Lane:
+) -> Launch:
     plugins = ("c4",) if form is not None else ()
     options = (form,) if form is not None else ()
     config = small_config(algorithm, plugins, seeds, plugin_options=options, **values)
-    return make_lane(config, data if data is not None else short_episodes())
+    return make_launch(config, data if data is not None else short_episodes())
 
 
-def plugin_of(lane: Lane) -> C4:
-    return next(plugin for plugin in lane.plugins.all if isinstance(plugin, C4))
+def plugin_of(launch: Launch) -> C4:
+    return next(plugin for plugin in launch.plugins.all if isinstance(plugin, C4))
 
 
-def trained_state(lane: Lane) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in lane.algorithm.state().items()}
+def trained_state(launch: Launch) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in launch.algorithm.state().items()}
 
 
-def critic_loss_of(lane: Lane, step: int = 1) -> Tensor:
+def critic_loss_of(launch: Launch, step: int = 1) -> Tensor:
     """The sum of what one update hands to the critic's optimiser, with its graph; the critic itself does not move."""
     seen: list[Tensor] = []
-    lane.algorithm.optimizers["critic"].step = seen.append  # type: ignore[assignment]
-    lane.update(step)
+    launch.algorithm.optimizers["critic"].step = seen.append  # type: ignore[assignment]
+    launch.update(step)
     return seen[0].sum()
 
 
@@ -76,38 +76,38 @@ def critic_loss_of(lane: Lane, step: int = 1) -> Tensor:
 
 @each_algorithm
 def test_a_hard_batch_comes_from_a_single_cluster_of_the_last_refresh(algorithm: str) -> None:
-    lane = lane_of(algorithm, C4Config(K=3, period=5, sampler="hard"), seeds=(0, 1))
-    clustering = plugin_of(lane).clustering
+    launch = lane_of(algorithm, C4Config(K=3, period=5, sampler="hard"), seeds=(0, 1))
+    clustering = plugin_of(launch).clustering
     batches: list[Batch] = []
-    update = lane.algorithm.update
+    update = launch.algorithm.update
 
     def noted(batch: Batch, step: int) -> dict[str, Tensor]:
         batches.append(batch)
         return update(batch, step)
 
-    lane.algorithm.update = noted  # type: ignore[method-assign]
-    all_pairs = lane.buffer.unpack(lane.buffer.packed).state_actions
+    launch.algorithm.update = noted  # type: ignore[method-assign]
+    all_pairs = launch.buffer.unpack(launch.buffer.packed).state_actions
     drawn: set[int] = set()
     for step in range(1, 31):
         assert clustering.responsibilities is not None
         labels = clustering.responsibilities.argmax(2)
-        lane.update(step)
+        launch.update(step)
         for run, pairs in enumerate(batches[-1].state_actions):
             rows = torch.cdist(pairs, all_pairs).argmin(1)
             assert torch.equal(all_pairs[rows], pairs)
             assert (labels[run, rows] == clustering.cluster[run]).all()
             drawn.add(int(clustering.cluster[run]))
-        lane.refresh(step)
+        launch.refresh(step)
     assert drawn == {0, 1, 2}
 
 
 def test_one_cluster_draws_all_rows_alike_also_those_without_a_next_action() -> None:
     data, updates = short_episodes(100), 3000
-    lane = lane_of("td3_bc", C4Config(K=1), data=data)
+    launch = lane_of("td3_bc", C4Config(K=1), data=data)
     counts = torch.zeros(100)
     for step in range(1, updates + 1):
-        lane.step.fill_(step)
-        counts += torch.bincount(lane.sampler.rows(lane.streams, 32)[0], minlength=100)
+        launch.step.fill_(step)
+        counts += torch.bincount(launch.sampler.rows(launch.streams, 32)[0], minlength=100)
     expected = updates * 32 / 100
     statistic = float(((counts - expected).square() / expected).sum())
     assert abs(statistic - 99) < 4 * np.sqrt(2 * 99)
@@ -144,9 +144,9 @@ def test_each_head_gets_lambda_times_its_own_penalty_and_nothing_else(algorithm:
     form = C4Config(K=2, sampler="uniform", mode=mode, lambda_=0.7, beta=0.5)
     plain, with_penalty = lane_of(algorithm, None), lane_of(algorithm, form)
     # targets that differ from the critics, so that g' from the wrong network shows
-    for lane in (plain, with_penalty):
+    for launch in (plain, with_penalty):
         with torch.no_grad():
-            for p in lane.algorithm.networks["target_critic"].parameters():
+            for p in launch.algorithm.networks["target_critic"].parameters():
                 p.mul_(1.1)
     assert with_penalty.algorithm.critics is not None
     critic, target = with_penalty.algorithm.critics
@@ -169,10 +169,10 @@ def test_each_head_gets_lambda_times_its_own_penalty_and_nothing_else(algorithm:
 @each_algorithm
 @each_mode
 def test_no_gradient_reaches_the_target_critic(algorithm: str, mode: Any) -> None:
-    lane = lane_of(algorithm, C4Config(K=2, mode=mode))
-    assert lane.algorithm.critics is not None
-    target = list(lane.algorithm.critics[1].requires_grad_().parameters())
-    gradients = torch.autograd.grad(critic_loss_of(lane), target, allow_unused=True)
+    launch = lane_of(algorithm, C4Config(K=2, mode=mode))
+    assert launch.algorithm.critics is not None
+    target = list(launch.algorithm.critics[1].requires_grad_().parameters())
+    gradients = torch.autograd.grad(critic_loss_of(launch), target, allow_unused=True)
     assert all(gradient is None for gradient in gradients)
 
 
@@ -195,9 +195,9 @@ def test_an_automatic_lambda_holds_the_penalty_at_its_fraction_of_the_td_loss(al
     fields = ALGORITHMS[algorithm].config_type.__dataclass_fields__
     for rate, factor in ((1e-7, 1.1), (3e-4, 3.0)):
         rates = {name: rate for name in ("critic_lr", "value_lr") if name in fields}
-        lane = advance(lane_of(algorithm, form, **rates), 50)
-        lane.read_metrics()
-        found = advance(lane, 100, start=50).read_metrics()[0]
+        launch = advance(lane_of(algorithm, form, **rates), 50)
+        launch.read_metrics()
+        found = advance(launch, 100, start=50).read_metrics()[0]
         assert 1 / factor < found["c4_penalty"] / found["critic_loss"] / fraction < factor
 
 
@@ -221,14 +221,14 @@ def test_rows_without_a_next_action_take_no_part(algorithm: str, mode: Any) -> N
 
 @each_algorithm
 def test_clusters_are_refitted_every_period_and_only_then(algorithm: str) -> None:
-    lane = lane_of(algorithm, C4Config(K=3, period=4))
-    clustering = plugin_of(lane).clustering
+    launch = lane_of(algorithm, C4Config(K=3, period=4))
+    clustering = plugin_of(launch).clustering
     assert clustering.mixture is not None  # fitted before the first update
     reported, changed = [], []
     for step in range(1, 13):
         before = clustering.mixture.means.clone()
-        lane.update(step)
-        if "c4_effective_K" in lane.refresh(step).get(0, {}):
+        launch.update(step)
+        if "c4_effective_K" in launch.refresh(step).get(0, {}):
             reported.append(step)
         if not torch.equal(clustering.mixture.means, before):
             changed.append(step)
@@ -243,38 +243,38 @@ def test_the_paper_s_period_is_200_updates() -> None:
 @each_mode
 def test_a_mixture_that_cannot_be_fitted_is_reported_and_the_other_runs_go_on(algorithm: str, mode: Any) -> None:
     form = C4Config(K=3, period=4, mode=mode)
-    lane = advance(lane_of(algorithm, form, seeds=(5, 6, 7)), 3)
-    lane.update(4)
-    critic = lane.algorithm.networks["critic"]
+    launch = advance(lane_of(algorithm, form, seeds=(5, 6, 7)), 3)
+    launch.update(4)
+    critic = launch.algorithm.networks["critic"]
     assert isinstance(critic, Critic)
     with torch.no_grad():
         critic.mlp.weights[-1 if mode == "exact" else 0][1] *= 1e200  # finite, but its square is not
-    lane.refresh(4)
-    failures = lane.failures()
+    launch.refresh(4)
+    failures = launch.failures()
     assert list(failures) == [6]
     update, reason = failures[6]
     assert update == 4 and reason.startswith("the Gaussian mixture could not be fitted (")
     assert re.search(r"\((non finite|not positive|too few)", reason)
     # later refreshes keep the first report, and the neighbours never notice
-    lane = advance(lane, 5, start=4)
-    assert lane.failures()[6] == failures[6] and list(lane.failures()) == [6]
+    launch = advance(launch, 5, start=4)
+    assert launch.failures()[6] == failures[6] and list(launch.failures()) == [6]
     undisturbed = advance(lane_of(algorithm, form, seeds=(5, 7)), 9).run_states()
-    found = lane.run_states()
+    found = launch.run_states()
     for seed in (5, 7):
         for name, tensor in undisturbed[seed].items():
             torch.testing.assert_close(found[seed][name], tensor, rtol=1e-9, atol=1e-12, msg=name)
 
 
 def test_rows_that_are_not_numbers_are_named_as_the_reason() -> None:
-    lane = advance(lane_of("td3_bc", C4Config(K=2, period=2), seeds=(0, 1)), 1)
-    lane.update(2)
-    critic = lane.algorithm.networks["critic"]
+    launch = advance(lane_of("td3_bc", C4Config(K=2, period=2), seeds=(0, 1)), 1)
+    launch.update(2)
+    critic = launch.algorithm.networks["critic"]
     assert isinstance(critic, Critic)
     with torch.no_grad():
         critic.mlp.weights[0][0] = torch.nan
-    lane.refresh(2)
-    assert list(lane.failures()) == [0]
-    update, reason = lane.failures()[0]
+    launch.refresh(2)
+    assert list(launch.failures()) == [0]
+    update, reason = launch.failures()[0]
     assert update == 2 and "could not be fitted" in reason and "non finite rows" in reason
 
 

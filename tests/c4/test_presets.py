@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from c4rl.c4.plugin import C4Config
-from c4rl.c4.presets import NOT_REPRODUCED, PRESETS, preset
-from c4rl.config import TrainConfig, empty_config, from_json, preset_fields, to_json
-from c4rl.data.tasks import TASKS
+from c4rl.environments.tasks import TASKS
+from c4rl.jobs.config import TrainConfig, empty_config, from_json, preset_fields, to_json
+from c4rl.jobs.presets.c4 import NOT_REPRODUCED, PRESETS, preset
+from c4rl.plugins.c4.plugin import C4Config
 from tests.cli.support import SMALL, assert_same_tensors, listing, run, save_npz, summary
 
 BASE = ["--updates", "5", "--size", "200", "--task", "none", *SMALL]

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from c4rl.c4.cluster_sampler import ClusterSampler
-from c4rl.random import Streams
+from c4rl.core.random import Streams
+from c4rl.plugins.c4.cluster_sampler import ClusterSampler
 
 
 def soft_responsibilities(runs: int, rows: int, clusters: int, seed: int = 0) -> Tensor:

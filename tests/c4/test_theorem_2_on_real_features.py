@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from c4rl.c4.feature_gradients import feature_gradients
-from c4rl.c4.gaussian_mixture import fit, kmeans_start
-from c4rl.c4.principal_directions import principal_directions
+from c4rl.core.random import Streams
 from c4rl.data.info import observation_statistics
 from c4rl.data.loading import load_dataset
-from c4rl.random import Streams
+from c4rl.data.packing import Scaling, pack_datasets
+from c4rl.plugins.c4.feature_gradients import feature_gradients
+from c4rl.plugins.c4.gaussian_mixture import fit, kmeans_start
+from c4rl.plugins.c4.principal_directions import principal_directions
 from c4rl.theory.total_covariance import TotalCovariance, alignment_lower_bound, total_covariance, within_bound_chain
-from c4rl.training.buffer import Scaling, TransitionBuffer
-from c4rl.training.lane import Lane
+from c4rl.training.launch import Launch
 from tests.helpers import CPU, advance, small_config
 
 K = 5
@@ -38,21 +38,21 @@ class Clustered(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def lane(shared: Callable[[str], Path]) -> Lane:
+def launch(shared: Callable[[str], Path]) -> Launch:
     """TD3+BC, 200 updates in float64 on 10,000 rows of hopper-medium-expert."""
     data = load_dataset(shared("data/d4rl-10k/hopper-medium-expert-v2.npz"))
     scaling = Scaling(*observation_statistics(data.observations), data.action_low, data.action_high)
-    buffer = TransitionBuffer([(data, scaling)], CPU, torch.float64)
+    buffer = pack_datasets([(data, scaling)], CPU, torch.float64)
     config = small_config("td3_bc", hidden_layers=3, hidden_width=32, batch_size=128)
-    return advance(Lane(config, [0], buffer, CPU, torch.float64), 200)
+    return advance(Launch(config, [0], buffer, CPU, torch.float64), 200)
 
 
 @pytest.fixture(scope="module", params=["proxy", "exact"])
-def clustered(request: pytest.FixtureRequest, lane: Lane) -> Clustered:
+def clustered(request: pytest.FixtureRequest, launch: Launch) -> Clustered:
     mode: Any = request.param
-    assert lane.algorithm.critics is not None
-    critic, target = lane.algorithm.critics
-    batch = lane.buffer.unpack(lane.buffer.packed.unsqueeze(0))
+    assert launch.algorithm.critics is not None
+    critic, target = launch.algorithm.critics
+    batch = launch.buffer.unpack(launch.buffer.packed.unsqueeze(0))
     valid = batch.next_valid[0] > 0
     g_next = feature_gradients(mode, target, batch.next_state_actions, slice(1))[0, 0, valid]
     g = feature_gradients(mode, critic, batch.state_actions, slice(1))[0, 0, valid]

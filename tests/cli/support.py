@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from c4rl.cli import main
+from c4rl.cli.main import main
 
 Arrays = dict[str, np.ndarray]
 

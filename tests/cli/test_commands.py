@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import c4rl
-from c4rl.training.restoring import restore
+from c4rl.training.restore import restore
 from tests.cli.support import (
     SMALL,
     assert_same_tensors,
@@ -214,10 +214,10 @@ class TestPolicies:
     def test_exported_loaded_and_trained_policies_agree(self, job: Path, maze: Path, tmp_path: Path) -> None:
         with np.load(maze) as arrays:
             observations = arrays["observations"][:50]
-        lane, preparation, _ = restore(job)
+        launch, preparation, _ = restore(job)
         scaling = preparation.scaling
         normalised = torch.tensor((observations - scaling.observation_mean) / scaling.observation_std)
-        torch_actions = lane.algorithm.act(normalised.expand(3, -1, -1)).numpy()
+        torch_actions = launch.algorithm.act(normalised.expand(3, -1, -1)).numpy()
         for place, seed in enumerate((0, 1, 2)):
             output = tmp_path / f"{seed}.npz"
             assert run("export", job, "--seed", seed, "--output", output) == 0

@@ -25,7 +25,7 @@ def test_a_terminal_shows_a_live_table(command: list[str]) -> None:
     for name in ("NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "FORCE_COLOR"):
         environment.pop(name, None)
     process = subprocess.Popen(
-        [sys.executable, "-m", "c4rl.cli", *command], stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+        [sys.executable, "-m", "c4rl", *command], stdin=theirs, stdout=theirs, stderr=theirs, env=environment
     )
     os.close(theirs)
     shown = b""

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from c4rl.core.errors import InputError
 from c4rl.data.dataset import Dataset
 from c4rl.data.subsets import subset_with_replacement
-from c4rl.errors import InputError
 from tests.cli.support import SMALL, run, save_npz, summary
 from tests.helpers import small_dataset, with_trajectories
 

@@ -9,8 +9,8 @@ import h5py
 import numpy as np
 import pytest
 
+from c4rl.core.errors import InputError
 from c4rl.data import Dataset, load_dataset
-from c4rl.errors import InputError
 
 Shared = Callable[[str], Path]
 

@@ -8,8 +8,8 @@ import h5py
 import numpy as np
 import pytest
 
+from c4rl.core.errors import InputError
 from c4rl.data import load_dataset
-from c4rl.errors import InputError
 
 Make = Callable[..., dict[str, np.ndarray]]
 Save = Callable[..., Path]

@@ -9,8 +9,8 @@ import h5py
 import numpy as np
 import pytest
 
+from c4rl.core.errors import InputError
 from c4rl.data import load_dataset
-from c4rl.errors import InputError
 
 LENGTHS = [3, 12, 2]
 Episode = dict[str, np.ndarray | dict[str, np.ndarray]]

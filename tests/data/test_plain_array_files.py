@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from c4rl.core.errors import InputError
 from c4rl.data import Dataset, load_dataset, row_subset, trajectory_subset
-from c4rl.errors import InputError
 
 Arrays = dict[str, np.ndarray]
 Make = Callable[..., Arrays]

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from c4rl.core.errors import InputError
 from c4rl.data.recording import record
-from c4rl.data.tasks import get_task
 from c4rl.environments.maze2d import MAZES
-from c4rl.errors import InputError
+from c4rl.environments.tasks import get_task
 
 
 def load(path: Path) -> dict[str, np.ndarray]:

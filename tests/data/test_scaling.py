@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from c4rl.errors import InputError
-from c4rl.training.buffer import Batch, TransitionBuffer
-from c4rl.training.lane import Lane
+from c4rl.core.buffer import Batch
+from c4rl.core.errors import InputError
+from c4rl.data.packing import pack_datasets
+from c4rl.training.launch import Launch
 from c4rl.training.preparation import Preparation, prepare
 from tests.data.conftest import logged_arrays
 from tests.helpers import CPU, small_config
@@ -35,7 +36,7 @@ def prepared(save: Callable[..., Path]) -> Prepare:
 
 
 def packed(preparation: Preparation) -> Batch:
-    buffer = TransitionBuffer([(preparation.train, preparation.scaling)], CPU, torch.float64)
+    buffer = pack_datasets([(preparation.train, preparation.scaling)], CPU, torch.float64)
     return buffer.unpack(buffer.packed)
 
 
@@ -110,9 +111,9 @@ def test_a_policy_takes_raw_states_and_answers_in_the_logged_units(prepared: Pre
     """The way back: normaliser and bounds travel with the policy."""
     preparation = prepared(algorithm)
     train = preparation.train
-    buffer = TransitionBuffer([(train, preparation.scaling)], CPU)
-    lane = Lane(small_config(algorithm), [0], buffer, CPU)
-    inside = lane.algorithm.act(buffer.unpack(buffer.packed.unsqueeze(0)).observations)[0].numpy()
-    outside = lane.policies(preparation.scaling)[0].act(train.observations)
+    buffer = pack_datasets([(train, preparation.scaling)], CPU)
+    launch = Launch(small_config(algorithm), [0], buffer, CPU)
+    inside = launch.algorithm.act(buffer.unpack(buffer.packed.unsqueeze(0)).observations)[0].numpy()
+    outside = launch.policies(preparation.scaling)[0].act(train.observations)
     np.testing.assert_allclose(outside, (inside + 1) * 20, rtol=1e-4, atol=1e-3)
     assert outside.min() >= 0 and outside.max() <= 40 and outside.std() > 0

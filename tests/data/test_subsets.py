@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from c4rl.core.errors import InputError
 from c4rl.data import Dataset, hold_out, row_subset, top_fraction, trajectory_returns, trajectory_subset
-from c4rl.errors import InputError
 
 
 def numbered(lengths: list[int], rewards: np.ndarray | None = None) -> Dataset:

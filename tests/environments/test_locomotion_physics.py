@@ -8,10 +8,10 @@ import gymnasium
 import numpy as np
 import pytest
 
-from c4rl.data.tasks import get_task
+from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.environments.evaluation import episode_return
 from c4rl.environments.making import make_environment
-from c4rl.numpy_policy import NumpyPolicy
+from c4rl.environments.tasks import get_task
 
 ROBOTS = ["hopper", "halfcheetah", "walker2d", "ant"]
 

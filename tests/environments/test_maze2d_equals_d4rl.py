@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from c4rl.data.tasks import get_task
 from c4rl.environments.making import make_environment
 from c4rl.environments.maze2d import BALL_RADIUS, CELL_SHIFT, MAZES, Maze2D
+from c4rl.environments.tasks import get_task
 from c4rl.environments.waypoint_controller import WaypointController, shortest_path
 
 MAPS = list(MAZES)

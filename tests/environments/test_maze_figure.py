@@ -6,9 +6,9 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from c4rl.data.tasks import get_task
+from c4rl.core.errors import InputError
 from c4rl.environments.maze2d import MAZES
-from c4rl.errors import InputError
+from c4rl.environments.tasks import get_task
 from c4rl.results.maze_figure import POINTS_PER_CELL, Panel, maze_figure, value_grid
 
 

@@ -12,11 +12,11 @@ import gymnasium
 import numpy as np
 import pytest
 
-from c4rl.data.tasks import Task, get_task
+from c4rl.core.errors import InputError
+from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.environments.evaluation import EvaluationPool, rollout
 from c4rl.environments.making import make_environment
-from c4rl.errors import InputError
-from c4rl.numpy_policy import NumpyPolicy
+from c4rl.environments.tasks import Task, get_task
 
 BROKEN_ENVIRONMENTS = """
 import os

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from c4rl.data.tasks import TASKS, get_task, missing, tasks_list, tasks_table
-from c4rl.errors import InputError
+from c4rl.core.errors import InputError
+from c4rl.environments.tasks import TASKS, get_task, missing, tasks_list, tasks_table
 
 
 def test_every_dataset_of_the_paper_is_there() -> None:

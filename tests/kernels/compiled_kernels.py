@@ -16,14 +16,14 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from c4rl import kernels
-from c4rl.c4.plugin import C4Config
-from c4rl.kernels import linear as linear_maps
-from c4rl.kernels import losses
-from c4rl.kernels.subspace import orthonormal, symmetric_eigen
-from c4rl.networks import Critic, Stack
-from c4rl.regularizers.layer_norm import LayerNormConfig
-from tests.helpers import CPU, advance, make_lane, small_config, small_dataset
+from c4rl.core import ops as kernels
+from c4rl.core.networks import Critic, Stack
+from c4rl.core.triton import linear as linear_maps
+from c4rl.core.triton import losses
+from c4rl.core.triton.subspace import orthonormal, symmetric_eigen
+from c4rl.plugins.c4.plugin import C4Config
+from c4rl.plugins.layer_norm import LayerNormConfig
+from tests.helpers import CPU, advance, make_launch, small_config, small_dataset
 from tests.kernels.interpreter import on_the_cpu
 
 TYPES = {
@@ -100,7 +100,7 @@ def test_kernels_compile() -> None:
         ("cql", ("c4", "layer_norm"), (c4, LayerNormConfig())),
     ):
         config = small_config(algorithm, plugins, plugin_options=options, hidden_width=64)
-        advance(make_lane(config, small_dataset(300), torch.float32), 2)
+        advance(make_launch(config, small_dataset(300), torch.float32), 2)
     q, setting = torch.zeros(3, 2, 64), torch.zeros(3)  # settings of each run's own, as in a sweep
     losses.clipped_target(q[:, 0], q[:, 1], setting, q)
     losses.relative_mean(q[:, 0], setting)

@@ -12,18 +12,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from c4rl import kernels
-from c4rl.c4.cross_covariance import penalty
-from c4rl.c4.plugin import C4Config
-from c4rl.c4.principal_directions import principal_directions
-from c4rl.kernels import linear as linear_maps
-from c4rl.kernels.layer_norm import norm_relu, norm_relu_gradient
-from c4rl.kernels.linear import linear, weight_gradient
-from c4rl.kernels.subspace import orthonormal, symmetric_eigen
-from c4rl.networks import Critic, Stack
-from c4rl.policies import TanhGaussian
-from c4rl.regularizers.layer_norm import LayerNormConfig
-from tests.helpers import CPU, advance, make_lane, small_config, small_dataset
+from c4rl.core import ops as kernels
+from c4rl.core.networks import Critic, Stack
+from c4rl.core.policies import TanhGaussian
+from c4rl.core.triton import linear as linear_maps
+from c4rl.core.triton.layer_norm import norm_relu, norm_relu_gradient
+from c4rl.core.triton.linear import linear, weight_gradient
+from c4rl.core.triton.subspace import orthonormal, symmetric_eigen
+from c4rl.plugins.c4.cross_covariance import penalty
+from c4rl.plugins.c4.plugin import C4Config
+from c4rl.plugins.c4.principal_directions import principal_directions
+from c4rl.plugins.layer_norm import LayerNormConfig
+from tests.helpers import CPU, advance, make_launch, small_config, small_dataset
 from tests.kernels import support
 from tests.kernels import test_fused_kernels as on_gpu
 from tests.kernels import test_fused_networks as networks_on_gpu
@@ -244,11 +244,11 @@ def trained_weights(
     c4 = C4Config(K=2, period=1000, sampler="uniform", mode=mode)
     plugins, options = (("c4", "layer_norm"), (c4, LayerNormConfig())) if layer_norm else (("c4",), (c4,))
     config = small_config(algorithm, plugins, plugin_options=options, fused_kernels=fused, **values)
-    lane = make_lane(config, small_dataset(300), torch.float32)
+    launch = make_launch(config, small_dataset(300), torch.float32)
     weights = []
     for count in (0, updates):
-        advance(lane, count)
-        weights.append({name: own.flat.clone() for name, own in lane.algorithm.optimizers.items()})
+        advance(launch, count)
+        weights.append({name: own.flat.clone() for name, own in launch.algorithm.optimizers.items()})
     return weights
 
 

@@ -17,8 +17,9 @@ from torch import Tensor
 from triton.language.extra import libdevice
 from triton.runtime.interpreter import GridExecutor, InterpretedFunction, InterpreterBuilder, TensorHandle
 
-from c4rl import kernels, networks
-from c4rl.kernels import mlp
+from c4rl.core import networks
+from c4rl.core import ops as kernels
+from c4rl.core.triton import mlp
 
 LIBDEVICE = ("cos", "exp", "log", "log1p", "sin", "tanh")  # what the kernels take from it, in NumPy by the same names
 

@@ -6,16 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from c4rl import kernels
 from c4rl.algorithms.losses import clipped_target, mean_squared_error, relative_mean
-from c4rl.c4.cluster_sampler import ClusterSampler
-from c4rl.c4.cross_covariance import penalty
-from c4rl.c4.principal_directions import principal_directions
-from c4rl.networks import Critic, Stack
-from c4rl.policies import TanhGaussian
-from c4rl.random import Streams
-from c4rl.training.buffer import Batch
-from c4rl.training.optimizer import FlatAdam
+from c4rl.core import ops as kernels
+from c4rl.core.buffer import Batch
+from c4rl.core.networks import Critic, Stack
+from c4rl.core.optimizers import FlatAdam
+from c4rl.core.policies import TanhGaussian
+from c4rl.core.random import Streams
+from c4rl.plugins.c4.cluster_sampler import ClusterSampler
+from c4rl.plugins.c4.cross_covariance import penalty
+from c4rl.plugins.c4.principal_directions import principal_directions
 from tests.kernels.support import CUDA, errors, normal
 
 pytestmark = pytest.mark.skipif(kernels.missing() is not None, reason=f"no fused kernels here: {kernels.missing()}")
@@ -65,7 +65,7 @@ def test_products_of_numbers_in_parts(mode: str, bound: float, rows: int = 2100,
 
     Tensor cores cut sums off where float32 is rounded, so that an error remains that grows with the number of terms.
     """
-    from c4rl.kernels.linear import linear, weight_gradient  # need Triton
+    from c4rl.core.triton.linear import linear, weight_gradient  # need Triton
 
     own, shared = normal(2, 2, rows, 80), normal(2, rows, 90)[..., 4:84]  # by members, and columns of packed rows
     gradient = normal(2, 2, rows, columns, seed=1)
@@ -160,7 +160,7 @@ def test_the_cross_covariance_penalty(beta: float | list[float]) -> None:
 
 def test_metrics_and_failures() -> None:
     """NaN and infinities are failures, from the first update that has them."""
-    from c4rl.kernels.metrics import add_metrics  # needs Triton
+    from c4rl.core.triton.metrics import add_metrics  # needs Triton
 
     values, sums = normal(5, 40), normal(5, 40, seed=1)
     values[1, 3], values[4, 33], values[0, 34] = torch.nan, torch.inf, -torch.inf
@@ -185,7 +185,7 @@ def test_principal_directions() -> None:
 
 
 def test_kernels_for_principal_directions_prove_themselves() -> None:
-    from c4rl.kernels.subspace import proven  # needs Triton
+    from c4rl.core.triton.subspace import proven  # needs Triton
 
     assert proven(CUDA)
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from c4rl import kernels
 from c4rl.algorithms.t_symmetry_dynamics import jacobian_vector_product
-from c4rl.networks import Critic, Stack, StackedMLP
-from c4rl.policies import dropout_masks
-from c4rl.random import Streams
+from c4rl.core import ops as kernels
+from c4rl.core.networks import Critic, Stack, StackedMLP
+from c4rl.core.policies import dropout_masks
+from c4rl.core.random import Streams
 from tests.kernels.support import CUDA, errors, normal
 
 pytestmark = pytest.mark.skipif(kernels.missing() is not None, reason=f"no fused kernels here: {kernels.missing()}")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from c4rl import kernels
+from c4rl.core import ops as kernels
 
 
 def unable() -> str | None:

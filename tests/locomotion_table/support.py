@@ -6,8 +6,8 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from c4rl.config import TrainConfig, to_json
-from c4rl.files import write_json
+from c4rl.core.files import write_json
+from c4rl.jobs.config import TrainConfig, to_json
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT, PAGE = ROOT / "benchmarks" / "locomotion_table.py", ROOT / "docs" / "locomotion.md"

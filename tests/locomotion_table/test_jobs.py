@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from c4rl.config import to_json
-from c4rl.errors import InputError
-from c4rl.files import write_json
+from c4rl.core.errors import InputError
+from c4rl.core.files import write_json
+from c4rl.jobs.config import to_json
 from c4rl.training.checkpoint import load_checkpoint
 from tests.locomotion_table.support import HOPPER, cells, collect, finish, planned, script
 

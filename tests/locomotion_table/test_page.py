@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from c4rl.files import write_json
+from c4rl.core.files import write_json
 from tests.locomotion_table.support import HOPPER, cells, collect, finish, planned, script
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributions import Normal
 
-from c4rl.c4.divergences import (
+from c4rl.plugins.c4.divergences import (
     GAUSSIAN,
     BehaviourSamples,
     PolicySamples,

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from c4rl.c4.cross_covariance import monitor
+from c4rl.plugins.c4.cross_covariance import monitor
 from c4rl.theory.total_covariance import alignment_lower_bound, total_covariance, within_bound_chain
 
 seeds = st.integers(0, 2**31 - 1)

@@ -15,7 +15,7 @@ STEADY = [*SMALL, "--seeds", "0", "1", "--threads", "1", "--device", "cpu"]
 def start(*arguments: object) -> subprocess.Popen[str]:
     """c4rl ARGUMENTS as a process of its own, in a group of its own like a terminal's."""
     return subprocess.Popen(
-        [sys.executable, "-m", "c4rl.cli", *map(str, arguments)],
+        [sys.executable, "-m", "c4rl", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -14,13 +14,13 @@ import pytest
 import torch
 
 import c4rl.training.loop as loop
-from c4rl.c4.plugin import C4Config
-from c4rl.training.buffer import TransitionBuffer
+from c4rl.data.packing import pack_datasets
+from c4rl.plugins.c4.plugin import C4Config
 from c4rl.training.checkpoint import Progress, load_checkpoint, save_checkpoint
-from c4rl.training.lane import Lane
+from c4rl.training.launch import Launch
 from c4rl.training.snapshot import GoodStates, RunState
 from tests.cli.support import metric_lines, run, summary, tensors
-from tests.helpers import advance, make_lane, plain_scaling, small_config, small_dataset
+from tests.helpers import advance, make_launch, plain_scaling, small_config, small_dataset
 from tests.training.jobs import STEADY, assert_same_job
 
 States = dict[Any, RunState]
@@ -38,17 +38,17 @@ def undisturbed(plain_data: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return folder
 
 
-def at_update(monkeypatch: pytest.MonkeyPatch, at: int, do: Callable[[Lane], None]) -> None:
-    """Just before update `at`, in the first of the lanes."""
-    update, done = Lane.update, []
+def at_update(monkeypatch: pytest.MonkeyPatch, at: int, do: Callable[[Launch], None]) -> None:
+    """Just before update `at`, in the first of the launches."""
+    update, done = Launch.update, []
 
-    def doing(self: Lane, step: int) -> None:
+    def doing(self: Launch, step: int) -> None:
         if step == at and not done:
             done.append(step)
             do(self)
         update(self, step)
 
-    monkeypatch.setattr(Lane, "update", doing)
+    monkeypatch.setattr(Launch, "update", doing)
 
 
 def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -77,7 +77,7 @@ def test_training_goes_on_while_one_is_written_and_does_not_show_in_it(
         save_checkpoint(path, states, progress)
 
     monkeypatch.setattr(loop, "save_checkpoint", late)
-    at_update(monkeypatch, 36, lambda lane: got_on.set())
+    at_update(monkeypatch, 36, lambda launch: got_on.set())
     assert run(*command(plain_data, tmp_path / "job")) == 0
     assert_same_job(tmp_path / "job", undisturbed)
     monkeypatch.undo()
@@ -101,7 +101,7 @@ def test_seconds_between_them(
     """A job asked to stop saves at once, however soon after the last checkpoint, and so does one that ends."""
     updates, folder = written(monkeypatch), tmp_path / "job"
     with pytest.MonkeyPatch.context() as context:
-        at_update(context, 33, lambda lane: os.kill(os.getpid(), signal.SIGINT))
+        at_update(context, 33, lambda launch: os.kill(os.getpid(), signal.SIGINT))
         assert run(*command(plain_data, folder, "--checkpoint-seconds", "1000")) == 130
     assert updates == [0, 33]
     assert run("train", "--resume", folder) == 0
@@ -122,7 +122,7 @@ def test_no_second_one_begins_before_the_first_is_written(
         updates.append(progress.update)
 
     monkeypatch.setattr(loop, "save_checkpoint", slow)
-    at_update(monkeypatch, 57, lambda lane: got_on.set())
+    at_update(monkeypatch, 57, lambda launch: got_on.set())
     assert run(*command(plain_data, tmp_path / "job", "--checkpoint-seconds", "1e-9")) == 0
     assert len(updates) == 3 and updates[0] == 0 and updates[2] == 60
     assert_same_job(tmp_path / "job", undisturbed)
@@ -135,7 +135,7 @@ def test_a_full_disk_is_reported_and_the_job_can_go_on(
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     with pytest.MonkeyPatch.context() as monkeypatch:
         # no file may grow beyond this any more: the next checkpoint does not fit
-        at_update(monkeypatch, 20, lambda lane: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1])))
+        at_update(monkeypatch, 20, lambda launch: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1])))
         try:
             assert run(*command(plain_data, folder)) == 2
         finally:
@@ -165,7 +165,7 @@ def test_after_an_error_nothing_is_written_that_could_count_on_it(
         raise Broken
 
     updates = written(monkeypatch)
-    at_update(monkeypatch, 29, lambda lane: queued.set())  # the checkpoint of update 28 comes next
+    at_update(monkeypatch, 29, lambda launch: queued.set())  # the checkpoint of update 28 comes next
     monkeypatch.setattr(loop, "save_policies", broken)
     with pytest.raises(Broken):
         run(*command(plain_data, tmp_path / "job"))
@@ -178,8 +178,8 @@ def test_a_run_that_fails_is_kept_as_of_the_last_snapshot(
 ) -> None:
     """Where it is kept depends on its updates alone, not on when a file was written: it fails at 35, so at 28."""
 
-    def poison(lane: Lane) -> None:
-        lane.algorithm.actor.mlp.weights[0].data[1, 0, 0, 0] = float("nan")
+    def poison(launch: Launch) -> None:
+        launch.algorithm.actor.mlp.weights[0].data[1, 0, 0, 0] = float("nan")
 
     at_update(monkeypatch, 35, poison)
     assert run(*command(plain_data, tmp_path / "job", *flags)) == 0
@@ -194,12 +194,12 @@ def test_a_run_that_fails_is_kept_as_of_the_last_snapshot(
 
 
 def test_good_states_follow_the_runs_that_train_and_keep_the_others() -> None:
-    first, second = make_lane(small_config("td3_bc", seeds=(0, 1))), make_lane(small_config("td3_bc", seeds=(2,)))
+    first, second = make_launch(small_config("td3_bc", seeds=(0, 1))), make_launch(small_config("td3_bc", seeds=(2,)))
     good = GoodStates().advanced(0, [first, second])
     beginning = {run: {n: t.clone() for n, t in state.items()} for run, state in good.states().items()}
     advance(first, 3), advance(second, 3)
     assert_equal(good.states(), beginning)  # a snapshot is a copy
-    alone = make_lane(small_config("td3_bc", seeds=(1,)))
+    alone = make_launch(small_config("td3_bc", seeds=(1,)))
     alone.load(first.run_states())
     later = good.advanced(3, [alone, second])
     assert (good.update, later.update) == (0, 3)
@@ -211,18 +211,18 @@ def test_good_states_follow_the_runs_that_train_and_keep_the_others() -> None:
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU on this machine")
 
 
-def gpu_lane(seeds: tuple[int, ...]) -> Lane:
+def gpu_lane(seeds: tuple[int, ...]) -> Launch:
     gpu, data = torch.device("cuda"), small_dataset(600)
     config = small_config("cql", ("c4",), seeds, hidden_width=256, plugin_options=(C4Config(K=3, period=1000),))
-    return Lane(config, list(seeds), TransitionBuffer([(data, plain_scaling(data))], gpu), gpu)
+    return Launch(config, list(seeds), pack_datasets([(data, plain_scaling(data))], gpu), gpu)
 
 
 @on_a_gpu
 def test_snapshots_leave_the_gpu_while_graphs_are_captured_and_replayed() -> None:
-    lane, other = gpu_lane((0, 1, 2)), gpu_lane((3, 4))
-    advance(lane, 10)
-    good = GoodStates().advanced(10, [lane])
-    expected = {run: {n: t.clone() for n, t in state.items()} for run, state in lane.run_states().items()}
+    launch, other = gpu_lane((0, 1, 2)), gpu_lane((3, 4))
+    advance(launch, 10)
+    good = GoodStates().advanced(10, [launch])
+    expected = {run: {n: t.clone() for n, t in state.items()} for run, state in launch.run_states().items()}
     over = threading.Event()
 
     def copy_again_and_again() -> int:
@@ -236,19 +236,19 @@ def test_snapshots_leave_the_gpu_while_graphs_are_captured_and_replayed() -> Non
         copying = thread.submit(copy_again_and_again)
         try:
             advance(other, 10)  # captures its graph
-            advance(lane, 200, start=10)
+            advance(launch, 200, start=10)
         finally:
             over.set()
         assert copying.result() > 0
-    assert not lane.failures() and not other.failures()
+    assert not launch.failures() and not other.failures()
 
 
 @on_a_gpu
 def test_taking_a_snapshot_does_not_wait_for_the_gpu() -> None:
-    lane = advance(gpu_lane((0, 1)), 10)
+    launch = advance(gpu_lane((0, 1)), 10)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        GoodStates().advanced(10, [lane]).advanced(10, [lane])
+        GoodStates().advanced(10, [launch]).advanced(10, [launch])
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

@@ -15,7 +15,7 @@ import c4rl.training.loop as loop
 from c4rl.training.background import MOST_PENDING, PendingEvaluations
 from c4rl.training.checkpoint import load_checkpoint
 from c4rl.training.evaluation import SimulatorEvaluation, SimulatorScores
-from c4rl.training.lane import Lane
+from c4rl.training.launch import Launch
 from tests.cli.support import (
     assert_same_tensors,
     assert_tensorboard_shows_the_metrics,
@@ -75,7 +75,7 @@ class Slow:
         self.update = 0  # of the training
         self.until: Callable[[int], bool] = lambda number: True  # whether the evaluation of this number is done by now
         self.submitted = 0
-        submit, done, update = SimulatorEvaluation.submit, SimulatorScores.done, Lane.update
+        submit, done, update = SimulatorEvaluation.submit, SimulatorScores.done, Launch.update
 
         def numbered(evaluation: SimulatorEvaluation, policies: Any) -> SimulatorScores:
             scores = submit(evaluation, policies)
@@ -89,13 +89,13 @@ class Slow:
             scores.result()  # not a matter of chance
             return done(scores)
 
-        def counting(lane: Lane, step: int) -> None:
+        def counting(launch: Launch, step: int) -> None:
             self.update = step
-            update(lane, step)
+            update(launch, step)
 
         monkeypatch.setattr(SimulatorEvaluation, "submit", numbered)
         monkeypatch.setattr(SimulatorScores, "done", patient)
-        monkeypatch.setattr(Lane, "update", counting)
+        monkeypatch.setattr(Launch, "update", counting)
 
 
 @pytest.fixture
@@ -105,14 +105,14 @@ def slow() -> Iterator[Slow]:
 
 
 def at_update(monkeypatch: pytest.MonkeyPatch, at: int, do: Callable[[], None]) -> None:
-    update = Lane.update
+    update = Launch.update
 
-    def doing(self: Lane, step: int) -> None:
+    def doing(self: Launch, step: int) -> None:
         if step == at:
             do()
         update(self, step)
 
-    monkeypatch.setattr(Lane, "update", doing)
+    monkeypatch.setattr(Launch, "update", doing)
 
 
 def test_the_same_results_as_waiting(command: Callable[..., list[object]], in_line: Path, tmp_path: Path) -> None:
@@ -202,13 +202,13 @@ def test_scores_logged_after_the_last_checkpoint_are_logged_once(
 
 SLOW_JOB = """
 import sys, time
-from c4rl.cli import main
+from c4rl.cli.main import main
 from c4rl.training.evaluation import SimulatorScores
-from c4rl.training.lane import Lane
+from c4rl.training.launch import Launch
 
-update, until = Lane.update, int(sys.argv[1])
+update, until = Launch.update, int(sys.argv[1])
 SimulatorScores.done = lambda self: False
-Lane.update = lambda self, step: update(self, step) if step <= until else time.sleep(600)
+Launch.update = lambda self, step: update(self, step) if step <= until else time.sleep(600)
 main(sys.argv[2:])
 """
 
@@ -292,14 +292,14 @@ def test_a_run_that_fails_is_scored_before_and_after_as_it_was(
     save = loop.save_policies
     slow.until = lambda number: slow.update >= 90
     with pytest.MonkeyPatch.context() as monkeypatch:
-        update = Lane.update
+        update = Launch.update
 
-        def poisoned(self: Lane, step: int) -> None:
+        def poisoned(self: Launch, step: int) -> None:
             update(self, step)
             if step == 52:
                 self.algorithm.actor.mlp.weights[0].data[1, 0, 0, 0] = float("nan")
 
-        monkeypatch.setattr(Lane, "update", poisoned)
+        monkeypatch.setattr(Launch, "update", poisoned)
         for background, folder in folders.items():
 
             def saving(path: Path, policies: Any, updates: dict[Any, int], background: str = background) -> None:

@@ -3,30 +3,30 @@
 import pytest
 import torch
 
-from c4rl.c4.plugin import C4Config
-from c4rl.config import TrainConfig
-from c4rl.registry import ALGORITHMS
-from c4rl.training.buffer import TransitionBuffer
-from c4rl.training.lane import Lane
+from c4rl.data.packing import pack_datasets
+from c4rl.jobs.config import TrainConfig
+from c4rl.jobs.registry import ALGORITHMS
+from c4rl.plugins.c4.plugin import C4Config
+from c4rl.training.launch import Launch
 from tests.algorithms.test_contract import COMBINATIONS, config_of
 from tests.helpers import advance, plain_scaling, small_config, small_dataset
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU on this machine")
 
 
-def lane_on_gpu(config: TrainConfig, dtype: torch.dtype = torch.float32) -> Lane:
+def lane_on_gpu(config: TrainConfig, dtype: torch.dtype = torch.float32) -> Launch:
     gpu, data = torch.device("cuda"), small_dataset(600)
-    return Lane(config, list(config.seeds), TransitionBuffer([(data, plain_scaling(data))], gpu, dtype), gpu, dtype)
+    return Launch(config, list(config.seeds), pack_datasets([(data, plain_scaling(data))], gpu, dtype), gpu, dtype)
 
 
 @pytest.mark.parametrize(("algorithm", "plugins"), COMBINATIONS)
 def test_graph_and_eager_updates_are_bit_equal(algorithm, plugins) -> None:
     states = []
     for graph in (True, False):
-        lane = advance(lane_on_gpu(config_of(algorithm, plugins, seeds=(0, 1), cuda_graph=graph)), 300)
-        assert (lane._graphed is not None) == graph
-        assert not lane.failures()
-        states.append(lane.run_states())
+        launch = advance(lane_on_gpu(config_of(algorithm, plugins, seeds=(0, 1), cuda_graph=graph)), 300)
+        assert (launch._graphed is not None) == graph
+        assert not launch.failures()
+        states.append(launch.run_states())
     for seed in (0, 1):
         for name, tensor in states[0][seed].items():
             assert torch.equal(tensor, states[1][seed][name]), name
@@ -53,14 +53,14 @@ def test_fused_kernels_follow_the_plain_ones(algorithm: str, plugins: tuple[str,
     if plugins and not ALGORITHMS[algorithm].has_critic:
         pytest.skip("no critic to plug into")
     options = (C4Config(K=2, period=1000, sampler="uniform"),) if plugins else ()
-    lanes = [
+    launches = [
         lane_on_gpu(small_config(algorithm, plugins, plugin_options=options, fused_kernels=fused))
         for fused in (True, False)
     ]
-    start = {name: optimizer.flat.clone() for name, optimizer in lanes[0].algorithm.optimizers.items()}
-    for lane in lanes:
-        advance(lane, 50)
-    fused, plain = (lane.algorithm.optimizers for lane in lanes)
+    start = {name: optimizer.flat.clone() for name, optimizer in launches[0].algorithm.optimizers.items()}
+    for launch in launches:
+        advance(launch, 50)
+    fused, plain = (launch.algorithm.optimizers for launch in launches)
     for name, first in start.items():
         way = (plain[name].flat - first).norm()
         assert (fused[name].flat - plain[name].flat).norm() <= 0.01 * way, name
@@ -78,11 +78,11 @@ def test_a_run_in_a_graphed_stack_equals_the_same_run_alone(algorithm: str) -> N
 
 
 def test_an_update_never_waits_for_the_host() -> None:
-    lane = lane_on_gpu(small_config("cql", ("c4",), cuda_graph=False, plugin_options=(C4Config(K=3, period=1000),)))
-    advance(lane, 2)
+    launch = lane_on_gpu(small_config("cql", ("c4",), cuda_graph=False, plugin_options=(C4Config(K=3, period=1000),)))
+    advance(launch, 2)
     torch.cuda.set_sync_debug_mode("error")
     try:
         for step in range(3, 6):
-            lane._update(step)
+            launch._update(step)
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from c4rl.registry import ALGORITHMS
+from c4rl.jobs.registry import ALGORITHMS
 from tests.cli.support import metric_lines, run, summary
 from tests.helpers import SMALL as SMALL_OPTIONS
 from tests.training.jobs import STEADY, assert_same_job, start, wait_until

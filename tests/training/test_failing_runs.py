@@ -9,10 +9,10 @@ import torch
 
 import c4rl.training.loop as loop
 from c4rl.training.checkpoint import Progress, load_checkpoint
-from c4rl.training.lane import Lane, RunState
+from c4rl.training.launch import Launch, RunState
 from tests.cli.support import SMALL, listing, metric_lines, run, save_npz, summary, tensors
 
-Update = Callable[[Lane, int], None]
+Update = Callable[[Launch, int], None]
 REASON = "a loss or weight was not finite"
 EVERY = ["--updates", "60", "--log-every", "10", "--eval-every", "25", "--checkpoint-every", "14"]
 
@@ -36,14 +36,14 @@ def checkpoints_are_finite(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def poison(monkeypatch: pytest.MonkeyPatch, seed: int, at: int) -> None:
     """After update `at`, one weight of one run's policy is NaN."""
-    update = Lane.update
+    update = Launch.update
 
-    def poisoned(self: Lane, step: int) -> None:
+    def poisoned(self: Launch, step: int) -> None:
         update(self, step)
         if step == at and seed in self.seeds:
             self.algorithm.actor.mlp.weights[0].data[self.seeds.index(seed), 0, 0, 0] = float("nan")
 
-    monkeypatch.setattr(Lane, "update", poisoned)
+    monkeypatch.setattr(Launch, "update", poisoned)
 
 
 @pytest.fixture(scope="module")
@@ -108,14 +108,14 @@ def test_a_stopped_run_stays_stopped_when_the_job_is_resumed(plain_data: Path, t
     for name, folder in jobs.items():
         with pytest.MonkeyPatch.context() as monkeypatch:
             poison(monkeypatch, seed=0, at=15)
-            update = Lane.update
+            update = Launch.update
 
-            def cut(self: Lane, step: int, update: Update = update, name: str = name) -> None:
+            def cut(self: Launch, step: int, update: Update = update, name: str = name) -> None:
                 if step == 45 and name == "resumed":
                     raise PowerCut
                 update(self, step)
 
-            monkeypatch.setattr(Lane, "update", cut)
+            monkeypatch.setattr(Launch, "update", cut)
             try:
                 run(*command(plain_data, folder, "--seeds", "0", "1"))
             except PowerCut:

@@ -16,10 +16,10 @@ from tensorboard.summary.writer import event_file_writer
 
 import c4rl.training.checkpoint as checkpoint_module
 import c4rl.training.loop as loop
-from c4rl.numpy_policy import NumpyPolicy
+from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.training.checkpoint import Progress, load_checkpoint
 from c4rl.training.evaluation import HeldOutEvaluation
-from c4rl.training.lane import Lane
+from c4rl.training.launch import Launch
 from tests.cli.support import Arrays, assert_tensorboard_shows_the_metrics, listing, metric_lines, run
 from tests.training.jobs import STEADY, assert_same_job, last_update, start, wait_until
 
@@ -108,9 +108,9 @@ def test_asked_to_stop_during_an_evaluation(
     folder = tmp_path / "job"
     evaluate = HeldOutEvaluation.__call__
 
-    def interrupted(self: HeldOutEvaluation, lanes: list[Lane], policies: Policies) -> dict[int, dict[str, Any]]:
+    def interrupted(self: HeldOutEvaluation, launches: list[Launch], policies: Policies) -> dict[int, dict[str, Any]]:
         os.kill(os.getpid(), signal.SIGINT)
-        return evaluate(self, lanes, policies)
+        return evaluate(self, launches, policies)
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(HeldOutEvaluation, "__call__", interrupted)
@@ -143,14 +143,14 @@ class PowerCut(Exception):
 
 
 def _during_an_update(monkeypatch: pytest.MonkeyPatch, at: int = 155) -> None:
-    update = Lane.update
+    update = Launch.update
 
-    def cut(self: Lane, step: int) -> None:
+    def cut(self: Launch, step: int) -> None:
         if step == at:
             raise PowerCut
         update(self, step)
 
-    monkeypatch.setattr(Lane, "update", cut)
+    monkeypatch.setattr(Launch, "update", cut)
 
 
 def _while_a_checkpoint_is_half_written(monkeypatch: pytest.MonkeyPatch) -> None:

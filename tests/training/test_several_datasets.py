@@ -10,13 +10,14 @@ import pytest
 import torch
 
 import c4rl
-from c4rl.bench import made_up_dataset
-from c4rl.c4.clustering import FIT_ROWS
-from c4rl.c4.plugin import C4Config
-from c4rl.config import TrainConfig, from_json, to_json
-from c4rl.training.buffer import Scaling, TransitionBuffer
-from c4rl.training.lane import Lane
-from c4rl.training.runs import dataset_labels, launches, run_config, runs_of
+from c4rl.core.buffer import TransitionBuffer
+from c4rl.data.packing import Scaling, pack_datasets
+from c4rl.jobs.config import TrainConfig, from_json, to_json
+from c4rl.jobs.runs import dataset_labels, launch_groups, run_config, runs_of
+from c4rl.plugins.c4.clustering import FIT_ROWS
+from c4rl.plugins.c4.plugin import C4Config
+from c4rl.results.speed import made_up_dataset
+from c4rl.training.launch import Launch
 from tests.cli.support import SMALL, assert_same_tensors, logged_arrays, metric_lines, run, save_npz, summary, tensors
 from tests.helpers import CPU, advance, plain_scaling, small_config
 
@@ -49,19 +50,19 @@ def buffer_of(*places: int) -> TransitionBuffer:
         mean = np.full(5, 0.1 * place, np.float32)
         scaling = replace(plain_scaling(data), observation_mean=mean, reward_scale=1.0 + place)
         datasets.append((data, scaling))
-    return TransitionBuffer(datasets, CPU, torch.float64)
+    return pack_datasets(datasets, CPU, torch.float64)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_stack_of_datasets_is_each_alone(form: str) -> None:
     config = config_of(form, seeds=(7, 2))
-    together = launches(config, runs_of(config), LENGTHS, GPU)
+    together = launch_groups(config, runs_of(config), LENGTHS, GPU)
     assert len(together) == 1
-    states = advance(Lane(config, together[0], buffer_of(0, 1, 2), CPU, torch.float64), 30).run_states()
+    states = advance(Launch(config, together[0], buffer_of(0, 1, 2), CPU, torch.float64), 30).run_states()
     assert len(states) == 6
     for one in together[0]:
-        lane = Lane(run_config(config, one), [one.seed], buffer_of(one.dataset), CPU, torch.float64)
-        own = advance(lane, 30).run_states()[one.seed]
+        launch = Launch(run_config(config, one), [one.seed], buffer_of(one.dataset), CPU, torch.float64)
+        own = advance(launch, 30).run_states()[one.seed]
         assert states[one.key].keys() == own.keys()
         for key, tensor in own.items():
             if key.endswith("sampler.pool"):  # rows of a buffer in which the dataset begins elsewhere
@@ -71,26 +72,26 @@ def test_a_stack_of_datasets_is_each_alone(form: str) -> None:
 
 def test_every_dataset_has_its_own_values() -> None:
     config = config_of("c4", by_dataset=("lambda=0.1,2,0.1", "K=2,3,1"), sweep=("alpha=1,2.5",))
-    (together,) = launches(config, runs_of(config), LENGTHS, GPU)
+    (together,) = launch_groups(config, runs_of(config), LENGTHS, GPU)
     assert [run.group for run in together[:3]] == [
         "a,lambda=0.1,K=2,alpha=1.0",
         "a,lambda=0.1,K=2,alpha=2.5",
         "b,lambda=2.0,K=3,alpha=1.0",
     ]
-    states = advance(Lane(config, together, buffer_of(0, 1, 2), CPU, torch.float64), 20).run_states()
+    states = advance(Launch(config, together, buffer_of(0, 1, 2), CPU, torch.float64), 20).run_states()
     for one in together:
         alone = run_config(config, one)
         assert alone.plugin_options[0].lambda_ == (0.1, 2.0, 0.1)[one.dataset]
-        lane = Lane(alone, [one.seed], buffer_of(one.dataset), CPU, torch.float64)
-        own = advance(lane, 20).run_states()[one.seed]
+        launch = Launch(alone, [one.seed], buffer_of(one.dataset), CPU, torch.float64)
+        own = advance(launch, 20).run_states()[one.seed]
         for key in ("critic/mlp.weights.0", "actor/mlp.weights.0"):
             torch.testing.assert_close(states[one.key][key], own[key], rtol=1e-9, atol=1e-12, msg=f"{one.key}: {key}")
 
 
 def test_a_preset_gives_each_dataset_its_own_options(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs: list[TrainConfig] = []
-    monkeypatch.setattr("c4rl.train_command.loop.train", jobs.append)
-    monkeypatch.setattr("c4rl.train_command._run", lambda job: job() or 0)
+    monkeypatch.setattr("c4rl.cli.train.loop.train", jobs.append)
+    monkeypatch.setattr("c4rl.cli.train._run", lambda job: job() or 0)
     tasks = ["hopper-medium-v2", "hopper-expert-v2", "hopper-medium-replay-v2"]
     flags = ["--dataset", "a.npz", "b.npz", "c.npz", "--task", *tasks, "--output", "new"]
     assert run("train", "--preset", "paper", *flags) == 0
@@ -110,13 +111,13 @@ def test_a_preset_gives_each_dataset_its_own_options(monkeypatch: pytest.MonkeyP
 def test_runs_go_on_in_any_company() -> None:
     config = config_of("c4")
     buffer = buffer_of(0, 1, 2)
-    straight = advance(Lane(config, runs_of(config), buffer, CPU, torch.float64), 9)
+    straight = advance(Launch(config, runs_of(config), buffer, CPU, torch.float64), 9)
     states = straight.run_states()
     advance(straight, 9, start=9)
     for one in runs_of(config):
-        lane = Lane(config, [one], buffer, CPU, torch.float64)
-        lane.load(states)
-        for key, tensor in advance(lane, 9, start=9).run_states()[one.key].items():
+        launch = Launch(config, [one], buffer, CPU, torch.float64)
+        launch.load(states)
+        for key, tensor in advance(launch, 9, start=9).run_states()[one.key].items():
             expected = straight.run_states()[one.key][key]
             torch.testing.assert_close(tensor, expected, rtol=1e-9, atol=1e-12, msg=f"{one.key}: {key}")
 
@@ -125,10 +126,10 @@ def test_datasets_that_clustering_treats_differently_stay_apart() -> None:
     """A pool of which every second row is fitted, one that is fitted whole, and two larger than any pool."""
     config = replace(config_of("c4"), dataset=(*PATHS, Path("d.npz")))
     rows = (FIT_ROWS + 1, FIT_ROWS, 10 * C4.pool, 20 * C4.pool)
-    found = [[one.dataset for one in some] for some in launches(config, runs_of(config), rows, GPU)]
+    found = [[one.dataset for one in some] for some in launch_groups(config, runs_of(config), rows, GPU)]
     assert found == [[0], [1], [2, 3]]
     plain = replace(config_of("td3_bc"), dataset=config.dataset)
-    assert len(launches(plain, runs_of(plain), rows, GPU)) == 1
+    assert len(launch_groups(plain, runs_of(plain), rows, GPU)) == 1
 
 
 def test_labels_tell_datasets_apart() -> None:
@@ -165,14 +166,14 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 def cut_at(update: int) -> pytest.MonkeyPatch:
     """From now on the power fails before this update."""
-    monkeypatch, original = pytest.MonkeyPatch(), Lane.update
+    monkeypatch, original = pytest.MonkeyPatch(), Launch.update
 
-    def cut(self: Lane, step: int) -> None:
+    def cut(self: Launch, step: int) -> None:
         if step == update:
             raise RuntimeError("power cut")
         original(self, step)
 
-    monkeypatch.setattr(Lane, "update", cut)
+    monkeypatch.setattr(Launch, "update", cut)
     return monkeypatch
 
 
@@ -302,8 +303,8 @@ def test_a_dataset_that_changed_is_named(files: list[Path], tmp_path: Path, caps
 def test_scalings_follow_the_datasets() -> None:
     """A policy answers in the units of its own dataset."""
     config = config_of("td3_bc")
-    lane = Lane(config, runs_of(config), buffer_of(0, 1, 2), CPU)
+    launch = Launch(config, runs_of(config), buffer_of(0, 1, 2), CPU)
     zero, one = np.zeros(5, np.float32), np.ones(5, np.float32)
     scalings = [Scaling(zero, one, -np.ones(2) * (i + 1), np.ones(2) * (i + 1)) for i in range(3)]
-    for i, policy in enumerate(lane.policies(scalings).values()):
+    for i, policy in enumerate(launch.policies(scalings).values()):
         np.testing.assert_array_equal(policy.action_high, np.ones(2) * (i + 1))

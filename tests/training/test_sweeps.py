@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from c4rl.algorithms.td3_bc import TD3BC, TD3BCConfig
-from c4rl.c4.plugin import C4Config
-from c4rl.config import TrainConfig, from_json, read_config, to_json
-from c4rl.registry import ALGORITHMS
-from c4rl.regularizers.layer_norm import LayerNormConfig
-from c4rl.training.buffer import TransitionBuffer
-from c4rl.training.lane import Lane
-from c4rl.training.runs import Run, launches, run_config, runs_of
+from c4rl.core.buffer import TransitionBuffer
+from c4rl.data.packing import pack_datasets
+from c4rl.jobs.config import TrainConfig, from_json, read_config, to_json
+from c4rl.jobs.registry import ALGORITHMS
+from c4rl.jobs.runs import Run, launch_groups, run_config, runs_of
+from c4rl.plugins.c4.plugin import C4Config
+from c4rl.plugins.layer_norm import LayerNormConfig
+from c4rl.training.launch import Launch
 from tests.helpers import CPU, plain_scaling, small_config, small_dataset
 
 GPU = torch.device("cuda")  # only asked for its name: there all runs that can go together do
@@ -57,25 +58,25 @@ def config_of(name: str, seeds: tuple[int, ...] = (5,)) -> TrainConfig:
 
 def buffer_of(dtype: torch.dtype = torch.float64) -> TransitionBuffer:
     data = small_dataset(ROWS)
-    return TransitionBuffer([(data, plain_scaling(data))], CPU, dtype)
+    return pack_datasets([(data, plain_scaling(data))], CPU, dtype)
 
 
-def stack_of(config: TrainConfig) -> Lane:
-    """All runs of the job in one lane."""
-    (together,) = launches(config, runs_of(config), [ROWS], GPU)
-    return Lane(config, together, buffer_of(), CPU, torch.float64)
+def stack_of(config: TrainConfig) -> Launch:
+    """All runs of the job in one launch."""
+    (together,) = launch_groups(config, runs_of(config), [ROWS], GPU)
+    return Launch(config, together, buffer_of(), CPU, torch.float64)
 
 
-def alone(config: TrainConfig, one: Run) -> Lane:
+def alone(config: TrainConfig, one: Run) -> Launch:
     """A job that knows of no sweep."""
-    return Lane(run_config(config, one), [one.seed], buffer_of(), CPU, torch.float64)
+    return Launch(run_config(config, one), [one.seed], buffer_of(), CPU, torch.float64)
 
 
-def reports(lane: Lane, updates: int, start: int = 0) -> list[dict[Any, dict[str, float]]]:
+def reports(launch: Launch, updates: int, start: int = 0) -> list[dict[Any, dict[str, float]]]:
     out = []
     for step in range(start + 1, start + updates + 1):
-        lane.update(step)
-        out.append(lane.refresh(step))
+        launch.update(step)
+        out.append(launch.refresh(step))
     return out
 
 
@@ -88,14 +89,14 @@ def test_a_run_of_a_swept_stack_is_the_run_alone(name: str) -> None:
     assert not any(torch.equal(found[0], other) for other in found[1:]), "the values make no difference"
     metrics = stack.read_metrics()
     for one in stack.runs:
-        lane = alone(config, one)
-        own_said, own = reports(lane, 30), lane.run_states()[one.seed]
+        launch = alone(config, one)
+        own_said, own = reports(launch, 30), launch.run_states()[one.seed]
         assert states[one.key].keys() == own.keys()
         for key, tensor in own.items():
             torch.testing.assert_close(states[one.key][key], tensor, rtol=1e-9, atol=1e-12, msg=f"{one.key}: {key}")
         for ours, theirs in zip(said, own_said, strict=True):
             assert ours.get(one.key, {}) == pytest.approx(theirs.get(one.seed, {}), rel=1e-6, abs=1e-9)
-        assert metrics[one.key] == pytest.approx(lane.read_metrics()[one.seed], rel=1e-6, abs=1e-9)
+        assert metrics[one.key] == pytest.approx(launch.read_metrics()[one.seed], rel=1e-6, abs=1e-9)
 
 
 STACKABLE = [(name, field) for name, kind in ALGORITHMS.items() for field in sorted(kind.config_type.stackable)]
@@ -111,9 +112,9 @@ def test_every_option_that_shares_a_launch_is_each_runs_own(algorithm: str, fiel
     first, second = (states[one.key] for one in stack.runs)
     assert any(not torch.equal(first[key], second[key]) for key in first), "the values make no difference"
     for one in stack.runs:
-        lane = alone(config, one)
-        reports(lane, 12)
-        for key, tensor in lane.run_states()[one.seed].items():
+        launch = alone(config, one)
+        reports(launch, 12)
+        for key, tensor in launch.run_states()[one.seed].items():
             torch.testing.assert_close(states[one.key][key], tensor, rtol=1e-9, atol=1e-12, msg=f"{one.key}: {key}")
 
 
@@ -132,10 +133,10 @@ def test_runs_go_on_in_any_company(name: str) -> None:
         expected = straight.run_states()[one.key]
         for key, tensor in expected.items():
             assert torch.equal(again.run_states()[one.key][key], tensor), key
-        lane = Lane(config, [one], buffer_of(), CPU, torch.float64)
-        lane.load(states)
-        reports(lane, 9, start=9)
-        for key, tensor in lane.run_states()[one.key].items():
+        launch = Launch(config, [one], buffer_of(), CPU, torch.float64)
+        launch.load(states)
+        reports(launch, 9, start=9)
+        for key, tensor in launch.run_states()[one.key].items():
             torch.testing.assert_close(tensor, expected[key], rtol=1e-9, atol=1e-12, msg=f"{one.key}: {key}")
 
 
@@ -144,19 +145,19 @@ class TestOnAGPU:
     """Values per run live in tensors that a captured graph reads."""
 
     @staticmethod
-    def lane(config: TrainConfig, runs: Sequence[Run | int], dtype: torch.dtype) -> Lane:
+    def launch(config: TrainConfig, runs: Sequence[Run | int], dtype: torch.dtype) -> Launch:
         data = small_dataset(ROWS)
-        return Lane(config, runs, TransitionBuffer([(data, plain_scaling(data))], GPU, dtype), GPU, dtype)
+        return Launch(config, runs, pack_datasets([(data, plain_scaling(data))], GPU, dtype), GPU, dtype)
 
     @pytest.mark.parametrize("name", SWEEPS)
     def test_a_run_of_a_graphed_stack_is_the_run_alone(self, name: str) -> None:
         config = config_of(name)
-        stack = self.lane(config, runs_of(config), torch.float64)
+        stack = self.launch(config, runs_of(config), torch.float64)
         reports(stack, 30)
         for one in stack.runs:
-            lane = self.lane(run_config(config, one), [one.seed], torch.float64)
-            reports(lane, 30)
-            for key, tensor in lane.run_states()[one.seed].items():
+            launch = self.launch(run_config(config, one), [one.seed], torch.float64)
+            reports(launch, 30)
+            for key, tensor in launch.run_states()[one.seed].items():
                 found = stack.run_states()[one.key][key]
                 torch.testing.assert_close(found, tensor, rtol=1e-9, atol=1e-9, msg=f"{one.key}: {key}")
 
@@ -165,34 +166,34 @@ class TestOnAGPU:
         states = []
         for graph in (True, False):
             config = replace(config_of(name), cuda_graph=graph)
-            lane = self.lane(config, runs_of(config), torch.float32)
-            reports(lane, 60)
-            assert not lane.failures()
-            states.append(lane.run_states())
+            launch = self.launch(config, runs_of(config), torch.float32)
+            reports(launch, 60)
+            assert not launch.failures()
+            states.append(launch.run_states())
         for key, state in states[0].items():
             for tensor_name, tensor in state.items():
                 assert torch.equal(tensor, states[1][key][tensor_name]), f"{key}: {tensor_name}"
 
 
-def lanes(algorithm: str, *sweep: str, c4: C4Config | None = None, seeds: tuple[int, ...] = (0,)) -> list[list[str]]:
+def launches(algorithm: str, *sweep: str, c4: C4Config | None = None, seeds: tuple[int, ...] = (0,)) -> list[list[str]]:
     plugins = ("c4",) if c4 is not None else ()
     options = (c4,) if c4 is not None else ()
     config = small_config(algorithm, plugins, seeds, plugin_options=options, sweep=sweep)
-    return [[one.group for one in some] for some in launches(config, runs_of(config), [ROWS], GPU)]
+    return [[one.group for one in some] for some in launch_groups(config, runs_of(config), [ROWS], GPU)]
 
 
 def test_only_what_can_share_a_launch_does() -> None:
-    assert lanes("td3_bc", "alpha=1,2", "hidden_width=16,32") == [
+    assert launches("td3_bc", "alpha=1,2", "hidden_width=16,32") == [
         ["alpha=1.0,hidden_width=16", "alpha=2.0,hidden_width=16"],
         ["alpha=1.0,hidden_width=32", "alpha=2.0,hidden_width=32"],
     ]
-    assert lanes("td3_bc", "lambda=auto,0,0.1,0.2", c4=C4) == [
+    assert launches("td3_bc", "lambda=auto,0,0.1,0.2", c4=C4) == [
         ["lambda=auto"],
         ["lambda=0.0"],
         ["lambda=0.1", "lambda=0.2"],
     ]
-    assert lanes("td3_bc", "mode=proxy,exact", c4=C4) == [["mode=proxy"], ["mode=exact"]]
-    assert lanes("cql", "tau=0.1,0.2", seeds=(0, 1)) == [["tau=0.1"] * 2 + ["tau=0.2"] * 2]
+    assert launches("td3_bc", "mode=proxy,exact", c4=C4) == [["mode=proxy"], ["mode=exact"]]
+    assert launches("cql", "tau=0.1,0.2", seeds=(0, 1)) == [["tau=0.1"] * 2 + ["tau=0.2"] * 2]
 
 
 def test_a_config_does_not_speak_for_its_children(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +207,7 @@ def test_a_config_does_not_speak_for_its_children(monkeypatch: pytest.MonkeyPatc
         config_type = ChildConfig
 
     monkeypatch.setitem(ALGORITHMS, "child", Child)
-    assert lanes("child", "alpha=1,2") == [["alpha=1.0"], ["alpha=2.0"]]
+    assert launches("child", "alpha=1,2") == [["alpha=1.0"], ["alpha=2.0"]]
 
 
 def test_a_sweep_survives_json() -> None:

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import c4rl
-from c4rl.errors import InputError
-from c4rl.training.lane import Lane
-from c4rl.training.restoring import restore
+from c4rl.core.errors import InputError
+from c4rl.training.launch import Launch
+from c4rl.training.restore import restore
 from tests.cli.support import SMALL, assert_same_tensors, metric_lines, run, summary, tensors
 
 SWEEP = ["--sweep", "alpha=1,4", "hidden_width=16,32", "--seeds", "0", "3"]
@@ -30,15 +30,15 @@ def job(plain_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def cut_off_at_25(*words: object) -> None:
     """Run a job that dies before its 25th update."""
-    update = Lane.update
+    update = Launch.update
 
-    def cut(self: Lane, step: int) -> None:
+    def cut(self: Launch, step: int) -> None:
         if step == 25:
             raise RuntimeError("power cut")
         update(self, step)
 
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(Lane, "update", cut)
+        monkeypatch.setattr(Launch, "update", cut)
         with pytest.raises(RuntimeError, match="power cut"):
             run(*words)
 
@@ -81,11 +81,11 @@ class TestASweptJob:
         observations = np.ones((4, 5), np.float32)
         name = NAMES[5]
         assert run("export", job, "--run", name, "--output", tmp_path / "p.npz") == 0
-        lane, preparation, _ = restore(job, run=name)
-        assert lane.keys == [name]
+        launch, preparation, _ = restore(job, run=name)
+        assert launch.keys == [name]
         scaling = preparation.scaling
         normalised = torch.tensor((observations - scaling.observation_mean) / scaling.observation_std)
-        expected = lane.algorithm.act(normalised.unsqueeze(0))[0]
+        expected = launch.algorithm.act(normalised.unsqueeze(0))[0]
         np.testing.assert_allclose(c4rl.load_policy(job, run=name).act(observations), expected, rtol=1e-4, atol=1e-5)
         for flags, fragments in (
             (["--seed", "3"], ["4 runs of seed 3", "--run NAME", NAMES[1]]),

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from c4rl.c4.plugin import C4Config
+from c4rl.plugins.c4.plugin import C4Config
 from c4rl.training.evaluation import HeldOutEvaluation
-from c4rl.training.lane import Lane
+from c4rl.training.launch import Launch
 from c4rl.training.loop import Interrupted, resume, train
 from c4rl.training.timer import DeviceTimer
 from tests.helpers import small_config
@@ -33,8 +33,8 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
         monkeypatch.setattr(owner, name, slowed)
 
-    slower(Lane, "read_metrics")
-    slower(Lane, "refresh")
+    slower(Launch, "read_metrics")
+    slower(Launch, "refresh")
     slower(HeldOutEvaluation, "__call__")
     return monkeypatch
 
@@ -60,14 +60,14 @@ def test_what_was_waited_for_is_counted_where_it_belongs(plain_data: Path, tmp_p
 
 def test_a_resumed_job_goes_on_counting(plain_data: Path, tmp_path: Path, slow: pytest.MonkeyPatch) -> None:
     with slow.context() as context:
-        update = Lane.update
+        update = Launch.update
 
-        def interrupting(self: Lane, step: int) -> None:
+        def interrupting(self: Launch, step: int) -> None:
             update(self, step)
             if step == 4:
                 os.kill(os.getpid(), signal.SIGINT)
 
-        context.setattr(Lane, "update", interrupting)
+        context.setattr(Launch, "update", interrupting)
         with pytest.raises(Interrupted):
             train(job(plain_data, tmp_path / "job"))
     timing = resume(tmp_path / "job")["timing"]

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from c4rl.algorithms.algorithm import Metrics, Published
 from c4rl.algorithms.losses import clipped_target, mean_squared_error, squared_error
 from c4rl.algorithms.td3 import TD3, TD3Config
-from c4rl.errors import InputError
-from c4rl.networks import Stack, StackedMLP, Value
-from c4rl.plugins import Plugins
-from c4rl.random import Streams
-from c4rl.training.buffer import Batch
-from c4rl.training.optimizer import FlatAdam
+from c4rl.core.buffer import Batch
+from c4rl.core.errors import InputError
+from c4rl.core.networks import Stack, StackedMLP, Value
+from c4rl.core.optimizers import FlatAdam
+from c4rl.core.random import Streams
+from c4rl.plugins.seams import Plugins
 
 LOG_STD_MINIMUM, LOG_STD_MAXIMUM = -4.0, 15.0  # of the VAE's latent
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from c4rl.algorithms.losses import clipped_target
-from c4rl.networks import Critic, Stack
-from c4rl.plugins import Plugins, module_state
-from c4rl.policies import Policy
-from c4rl.random import Streams
-from c4rl.training.buffer import Batch, TransitionBuffer
-from c4rl.training.optimizer import FlatAdam
+from c4rl.core.buffer import Batch, TransitionBuffer
+from c4rl.core.networks import Critic, Stack
+from c4rl.core.optimizers import FlatAdam
+from c4rl.core.policies import Policy
+from c4rl.core.random import Streams
+from c4rl.plugins.seams import Plugins, module_state
 
 Metrics = dict[str, Tensor]  # [R] each
 
@@ -134,7 +134,7 @@ class Algorithm(ABC):
     def update(self, batch: Batch, step: int) -> Metrics:
         """Update number `step` (from 1) on one batch."""
 
-    def between(self, step: int) -> Metrics:
+    def after_update(self, step: int) -> Metrics:
         """After update `step` and outside of any captured graph: what a stage's end or a period calls for.
 
         Writes in place into tensors of `state()`. Returns what is to be logged.
@@ -157,7 +157,7 @@ class Algorithm(ABC):
         """Whether update `step` is followed by episodes in the simulator whose scores the algorithm decides by."""
         return False
 
-    def told(self, scores: Tensor) -> None:
+    def receive_scores(self, scores: Tensor) -> None:
         """The mean score of every run's policy [R], where `asks_environment`."""
 
     def policy_layers(self) -> tuple[list[Tensor], list[Tensor]]:

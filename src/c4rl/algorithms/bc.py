@@ -5,12 +5,12 @@ from typing import ClassVar, Literal
 
 from c4rl.algorithms.algorithm import EVERY_TASK, Algorithm, AlgorithmConfig, Metrics, Published
 from c4rl.algorithms.losses import mean_squared_error
-from c4rl.networks import Stack
-from c4rl.plugins import Plugins
-from c4rl.policies import DeterministicPolicy, GaussianPolicy
-from c4rl.random import Streams
-from c4rl.training.buffer import Batch
-from c4rl.training.optimizer import FlatAdam
+from c4rl.core.buffer import Batch
+from c4rl.core.networks import Stack
+from c4rl.core.optimizers import FlatAdam
+from c4rl.core.policies import DeterministicPolicy, GaussianPolicy
+from c4rl.core.random import Streams
+from c4rl.plugins.seams import Plugins
 
 
 @dataclass(frozen=True)

@@ -27,14 +27,14 @@ from torch import Tensor
 
 from c4rl.algorithms.algorithm import ADROIT, Algorithm, CriticConfig, Metrics, Published, Stage
 from c4rl.algorithms.losses import mean_squared_error, td_target
-from c4rl.errors import InputError
-from c4rl.networks import Critic, Stack, Value
-from c4rl.plugins import CriticStep, Plugins
-from c4rl.policies import Gaussian, TanhHeadGaussianPolicy
-from c4rl.random import Streams
-from c4rl.training.buffer import Batch, TransitionBuffer
-from c4rl.training.optimizer import FlatAdam, Polyak
-from c4rl.training.returns import returns_to_go
+from c4rl.core.buffer import Batch, TransitionBuffer
+from c4rl.core.errors import InputError
+from c4rl.core.networks import Critic, Stack, Value
+from c4rl.core.optimizers import FlatAdam, Polyak
+from c4rl.core.policies import Gaussian, TanhHeadGaussianPolicy
+from c4rl.core.random import Streams
+from c4rl.core.returns import returns_to_go
+from c4rl.plugins.seams import CriticStep, Plugins
 
 CRITIC, VALUE, CLONING, IMPROVEMENT = range(4)  # stages
 DECAYED = 201  # improvement updates after which the clip and the step size stay: the original stops at k > 200
@@ -253,7 +253,7 @@ class BPPO(Algorithm):
 
     # -- which policy is the better one
 
-    def between(self, step: int) -> Metrics:
+    def after_update(self, step: int) -> Metrics:
         stage, update = self.stage_at(step)
         if update != self.stages[stage].updates:
             return {}
@@ -271,7 +271,7 @@ class BPPO(Algorithm):
         return self.config.acceptance == "online_best" and judged
 
     @torch.no_grad()
-    def told(self, scores: Tensor) -> None:
+    def receive_scores(self, scores: Tensor) -> None:
         stage, update = self.stage_at(int(self.streams.step))
         scores = scores.to(self._best.dtype)
         if stage == CLONING:

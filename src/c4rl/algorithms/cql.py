@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from c4rl.algorithms.algorithm import EVERY_TASK, Algorithm, CriticConfig, Metrics, Published
 from c4rl.algorithms.losses import mean_squared_error, td_target
-from c4rl.networks import Critic, Stack, per_row
-from c4rl.plugins import ActorStep, CriticStep, Plugins
-from c4rl.policies import GaussianPolicy, TanhGaussian
-from c4rl.random import Streams
-from c4rl.training.buffer import Batch
-from c4rl.training.optimizer import FlatAdam, Polyak
+from c4rl.core.buffer import Batch
+from c4rl.core.networks import Critic, Stack, per_row
+from c4rl.core.optimizers import FlatAdam, Polyak
+from c4rl.core.policies import GaussianPolicy, TanhGaussian
+from c4rl.core.random import Streams
+from c4rl.plugins.seams import ActorStep, CriticStep, Plugins
 
 LAGRANGE_MAXIMUM = 1e6
 
@@ -193,7 +193,7 @@ class CQL(Algorithm):
         # critics: TD + conservative term, from the policy as it is before this update's actor step
         next_actions, y = self._target(batch, next_policy, alpha)
         drawn, log_density = self._drawn_actions(batch, policy.detach(), next_policy)
-        output, q_drawn = self.critic.beside(batch.observations, batch.actions, drawn)
+        output, q_drawn = self.critic.at_logged_and_more(batch.observations, batch.actions, drawn)
         td_loss = mean_squared_error(output.q, y.unsqueeze(1), keep=2)  # [R, M]
         gap = self._gap(q_drawn, log_density, output.q)
         conservative, dual_loss = self._conservative_losses(gap)

@@ -9,12 +9,12 @@ from torch import Tensor
 from c4rl.algorithms.algorithm import Metrics, Published
 from c4rl.algorithms.losses import mean_squared_error
 from c4rl.algorithms.td3 import TD3, TD3Config
-from c4rl.errors import InputError
-from c4rl.networks import Critic, Stack
-from c4rl.plugins import Plugins
-from c4rl.random import Streams
-from c4rl.training.buffer import Batch
-from c4rl.training.optimizer import FlatAdam
+from c4rl.core.buffer import Batch
+from c4rl.core.errors import InputError
+from c4rl.core.networks import Critic, Stack
+from c4rl.core.optimizers import FlatAdam
+from c4rl.core.random import Streams
+from c4rl.plugins.seams import Plugins
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from c4rl.algorithms.algorithm import Algorithm, CriticConfig, Metrics, Published
 from c4rl.algorithms.losses import mean_squared_error, td_target
-from c4rl.errors import InputError
-from c4rl.networks import Critic, CriticOutput, Stack, Value, per_row
-from c4rl.plugins import ActorStep, CriticStep, Plugins
-from c4rl.policies import DeterministicPolicy, Gaussian, TanhMeanGaussianPolicy, dropout_masks
-from c4rl.random import Streams
-from c4rl.training.buffer import Batch
-from c4rl.training.optimizer import CosineSchedule, FlatAdam, Polyak
+from c4rl.core.buffer import Batch
+from c4rl.core.errors import InputError
+from c4rl.core.networks import Critic, CriticOutput, Stack, Value, per_row
+from c4rl.core.optimizers import CosineSchedule, FlatAdam, Polyak
+from c4rl.core.policies import DeterministicPolicy, Gaussian, TanhMeanGaussianPolicy, dropout_masks
+from c4rl.core.random import Streams
+from c4rl.plugins.seams import ActorStep, CriticStep, Plugins
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from c4rl.kernels import fused
-from c4rl.networks import per_row
-from c4rl.training.buffer import Batch
+from c4rl.core.buffer import Batch
+from c4rl.core.networks import per_row
+from c4rl.core.ops import fused
 
 
 def td_target(batch: Batch, discount: float | Tensor, next_value: Tensor) -> Tensor:
@@ -17,7 +17,7 @@ def td_target(batch: Batch, discount: float | Tensor, next_value: Tensor) -> Ten
 def clipped_target(batch: Batch, discount: float | Tensor, next_q: Tensor) -> Tensor:
     """The same with the smallest of next_q [R, M, B] for V(s'). Nothing can be differentiated."""
     if fused(next_q):
-        from c4rl.kernels import losses  # needs Triton
+        from c4rl.core.triton import losses  # needs Triton
 
         return losses.clipped_target(batch.rewards, batch.continues, discount, next_q)
     return td_target(batch, discount, next_q.amin(1))
@@ -35,7 +35,7 @@ def mean_squared_error(x: Tensor, y: Tensor, keep: int = 1) -> Tensor:
     Nothing flows back into y.
     """
     if fused(x):
-        from c4rl.kernels.losses import mean_square  # needs Triton
+        from c4rl.core.triton.losses import mean_square  # needs Triton
 
         def with_four_axes(t: Tensor) -> Tensor:
             t = t if keep == 2 else t.unsqueeze(1)
@@ -49,7 +49,7 @@ def mean_squared_error(x: Tensor, y: Tensor, keep: int = 1) -> Tensor:
 def relative_mean(q: Tensor, weight: float | Tensor) -> Tensor:
     """weight · E[q] / E|q| of each run, the divisor without gradient, [R, B] -> [R]."""
     if fused(q):
-        from c4rl.kernels import losses  # needs Triton
+        from c4rl.core.triton import losses  # needs Triton
 
         return losses.relative_mean(q, weight)
     return weight / q.detach().abs().mean(1) * q.mean(1)

@@ -17,13 +17,13 @@ from torch import Tensor
 from c4rl.algorithms.algorithm import EVERY_TASK, LOCOMOTION, Algorithm, CriticConfig, Metrics, Published, Stage
 from c4rl.algorithms.iql import advantage_weight, expectile_loss
 from c4rl.algorithms.losses import mean_squared_error, td_target
-from c4rl.algorithms.trajectory_styles import StyleConfig, StyleDistributions, StylePolicies, TrajectoryStyles
-from c4rl.errors import InputError
-from c4rl.networks import Critic, Stack, Value
-from c4rl.plugins import ActorStep, CriticStep, Plugins
-from c4rl.random import Streams
-from c4rl.training.buffer import Batch, TransitionBuffer
-from c4rl.training.optimizer import CosineSchedule, FlatAdam, Polyak
+from c4rl.core.buffer import Batch, TransitionBuffer
+from c4rl.core.errors import InputError
+from c4rl.core.networks import Critic, Stack, Value
+from c4rl.core.optimizers import CosineSchedule, FlatAdam, Polyak
+from c4rl.core.random import Streams
+from c4rl.plugins.seams import ActorStep, CriticStep, Plugins
+from c4rl.plugins.trajectory_styles import StyleConfig, StyleDistributions, StylePolicies, TrajectoryStyles
 
 MOST_WEIGHT = 100.0  # clip of exp(A/λ)
 SCORE_STEP = 0.01  # a style's score is an average over about the last hundred batches,
@@ -179,7 +179,7 @@ class SORL(Algorithm):
             "selected_style": self.selected.to(advantage.dtype),
         } | {f"style_score_{i}": score for i, score in enumerate(self.style_scores.unbind(1))}
 
-    def between(self, step: int) -> Metrics:
+    def after_update(self, step: int) -> Metrics:
         stage, update = self.stage_at(step)
         if stage > 0 or update % self.config.style_steps:
             return {}

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from c4rl.networks import Stack, StackedMLP, per_row
-from c4rl.training.buffer import Batch, TransitionBuffer
+from c4rl.core.buffer import Batch, TransitionBuffer
+from c4rl.core.networks import Stack, StackedMLP, per_row
 
 CHUNK = {"cpu": 1024, "cuda": 4096}  # rows times runs per pass over the data
 
@@ -144,7 +144,7 @@ def jacobian_vector_product(mlp: StackedMLP, x: Tensor, v: Tensor) -> tuple[Tens
     The ReLUs' slopes are piecewise constant, so that differentiating this product is differentiating the Jacobian.
     """
     if mlp.fuses(x):
-        from c4rl.kernels.mlp import tangents  # needs Triton
+        from c4rl.core.triton.mlp import tangents  # needs Triton
 
         output, hidden = mlp.evaluate(x)
         return output.squeeze(1), tangents(v, list(mlp.weights), hidden).squeeze(1)

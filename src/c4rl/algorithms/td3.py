@@ -9,12 +9,12 @@ from torch import Tensor
 
 from c4rl.algorithms.algorithm import Algorithm, CriticConfig
 from c4rl.algorithms.losses import clipped_target, mean_squared_error, relative_mean
-from c4rl.networks import Critic, CriticOutput, Stack
-from c4rl.plugins import ActorStep, CriticStep, Plugins
-from c4rl.policies import DeterministicPolicy
-from c4rl.random import Streams
-from c4rl.training.buffer import Batch
-from c4rl.training.optimizer import FlatAdam, Polyak
+from c4rl.core.buffer import Batch
+from c4rl.core.networks import Critic, CriticOutput, Stack
+from c4rl.core.optimizers import FlatAdam, Polyak
+from c4rl.core.policies import DeterministicPolicy
+from c4rl.core.random import Streams
+from c4rl.plugins.seams import ActorStep, CriticStep, Plugins
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from torch import Tensor
 from c4rl.algorithms.algorithm import EVERY_TASK, Metrics, Published
 from c4rl.algorithms.losses import mean_squared_error
 from c4rl.algorithms.td3 import TD3, TD3Config
-from c4rl.networks import Stack
-from c4rl.plugins import Plugins
-from c4rl.random import Streams
-from c4rl.training.buffer import Batch
+from c4rl.core.buffer import Batch
+from c4rl.core.networks import Stack
+from c4rl.core.random import Streams
+from c4rl.plugins.seams import Plugins
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ from c4rl.algorithms.algorithm import Algorithm, Metrics, Published, Stage
 from c4rl.algorithms.losses import clipped_target, squared_error
 from c4rl.algorithms.t_symmetry_dynamics import ResidualStatistics, TSymmetryDynamics, mean_over
 from c4rl.algorithms.td3 import TD3Config
-from c4rl.errors import InputError
-from c4rl.networks import Critic, Stack, per_row
-from c4rl.plugins import ActorStep, CriticStep, Plugins
-from c4rl.policies import DeterministicPolicy, dropout_masks
-from c4rl.random import Streams
-from c4rl.training.buffer import Batch, TransitionBuffer
-from c4rl.training.optimizer import FlatAdam, Polyak
+from c4rl.core.buffer import Batch, TransitionBuffer
+from c4rl.core.errors import InputError
+from c4rl.core.networks import Critic, Stack, per_row
+from c4rl.core.optimizers import FlatAdam, Polyak
+from c4rl.core.policies import DeterministicPolicy, dropout_masks
+from c4rl.core.random import Streams
+from c4rl.plugins.seams import ActorStep, CriticStep, Plugins
 
 CHECKED_ROWS = 4096  # of the comparison between true and shuffled transitions
 
@@ -208,7 +208,7 @@ class TSRL(Algorithm):
             "dynamics_symmetry": losses.symmetry.detach(),
         }
 
-    def between(self, step: int) -> Metrics:
+    def after_update(self, step: int) -> Metrics:
         """At the end of stage one: what the model, which changes no more, says of the data."""
         if step != self.stages[0].updates:
             return {}

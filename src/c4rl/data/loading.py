@@ -9,13 +9,13 @@ from pathlib import Path
 import h5py
 from numpy.typing import ArrayLike
 
+from c4rl.core.errors import InputError
 from c4rl.data.arrays import read_arrays
 from c4rl.data.assembly import Log, assemble
 from c4rl.data.checks import TaskLike, action_bounds
 from c4rl.data.d4rl import read_d4rl
 from c4rl.data.dataset import Dataset
 from c4rl.data.minari import PREFIX, locate, main_file, read_minari
-from c4rl.errors import InputError
 
 Reader = Callable[[Path, TaskLike | None], Log]
 

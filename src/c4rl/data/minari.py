@@ -22,10 +22,10 @@ from typing import Any
 import h5py
 import numpy as np
 
+from c4rl.core.errors import InputError
 from c4rl.data.assembly import Log
 from c4rl.data.checks import TaskLike, as_column, as_flags, as_float32, check_shapes, check_width, problem
 from c4rl.data.dataset import Array
-from c4rl.errors import InputError
 
 MAIN_FILE, PREFIX = "main_data.hdf5", "minari:"
 GOAL_KEYS = {"observation", "achieved_goal", "desired_goal"}

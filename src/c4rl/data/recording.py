@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from c4rl.data.tasks import TASKS, Task, get_task
-from c4rl.errors import InputError
+from c4rl.core.errors import InputError
+from c4rl.environments.tasks import TASKS, Task, get_task
 
 Array = np.ndarray
 

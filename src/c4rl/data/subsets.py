@@ -9,9 +9,9 @@ from dataclasses import fields, replace
 
 import numpy as np
 
+from c4rl.core.errors import InputError
 from c4rl.data.assembly import ends_of, number_trajectories
 from c4rl.data.dataset import Array, Dataset
-from c4rl.errors import InputError
 
 
 def trajectory_slices(dataset: Dataset) -> tuple[Array, Array]:

@@ -23,9 +23,9 @@ from dataclasses import asdict, dataclass, field
 import gymnasium
 import numpy as np
 
-from c4rl.data.tasks import Task, missing
-from c4rl.errors import InputError
-from c4rl.numpy_policy import NumpyPolicy
+from c4rl.core.errors import InputError
+from c4rl.core.numpy_policy import NumpyPolicy
+from c4rl.environments.tasks import Task, missing
 
 Array = np.ndarray
 

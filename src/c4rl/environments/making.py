@@ -1,16 +1,10 @@
 """Environments of tasks, made in one place."""
 
-import warnings
-
 import gymnasium
 
-from c4rl.data.tasks import Task, missing
-from c4rl.errors import InputError
-
-# D4RL's physics is that of -v4: the advice to move on to -v5 must not be followed
-_ADVICE = r".*The environment (Hopper|HalfCheetah|Walker2d|Ant)-v4 is out of date"
-# cuts episodes of gymnasium ids that are registered without a time limit of their own
-DEFAULT_HORIZON = 1000
+from c4rl.core.errors import InputError
+from c4rl.environments.gym_ids import make_gym
+from c4rl.environments.tasks import Task, missing
 
 
 def make_environment(task: Task) -> gymnasium.Env:
@@ -22,34 +16,9 @@ def make_environment(task: Task) -> gymnasium.Env:
         from c4rl.environments.maze2d import Maze2D
 
         return Maze2D(task.environment, dense=task.dense, horizon=task.horizon)
-    made = _make_gym(task.environment, task.horizon)
+    made = make_gym(task.environment, task.horizon)
     if task.domain == "locomotion":
         from c4rl.environments.locomotion import Locomotion
 
         return Locomotion(made, task.environment, task.horizon)
     return made
-
-
-def gym_dimensions(environment: str) -> tuple[int, int, int]:
-    """(observation numbers, action numbers, horizon) of a gymnasium id whose spaces are flat boxes."""
-    made = _make_gym(environment)
-    try:
-        dimensions = []
-        for kind, space in (("observation", made.observation_space), ("action", made.action_space)):
-            if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1 or space.dtype.kind != "f":
-                raise InputError(f"task 'gym:{environment}': the {kind} space is {space}; expected a flat float Box")
-            dimensions.append(space.shape[0])
-        limit = made.spec.max_episode_steps if made.spec is not None else None
-        return dimensions[0], dimensions[1], limit or DEFAULT_HORIZON
-    finally:
-        made.close()
-
-
-def _make_gym(environment: str, horizon: int | None = None) -> gymnasium.Env:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=_ADVICE, category=DeprecationWarning)
-        try:
-            # the checker only warns about the environment's code, and costs time in every evaluation
-            return gymnasium.make(environment, max_episode_steps=horizon, disable_env_checker=True)
-        except (gymnasium.error.Error, ImportError) as error:
-            raise InputError(f"task 'gym:{environment}': gymnasium cannot make it: {error}") from error

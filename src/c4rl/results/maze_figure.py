@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Circle, Rectangle
 
-from c4rl.data.tasks import Task
+from c4rl.core.errors import InputError
 from c4rl.environments.maze2d import BALL_RADIUS, CELL_SHIFT, GOAL_RADIUS, MAZES, Maze
-from c4rl.errors import InputError
+from c4rl.environments.tasks import Task
 
 Array = np.ndarray
 

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import torch
 from safetensors import SafetensorError
 
-from c4rl.config import TrainConfig
-from c4rl.numpy_policy import NumpyPolicy
+from c4rl.core.numpy_policy import NumpyPolicy
+from c4rl.jobs.config import TrainConfig
 from c4rl.training.checkpoint import load_policies, save_policies
 
 MOST_PENDING = 4  # evaluations; with more, training waits for the oldest

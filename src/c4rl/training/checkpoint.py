@@ -13,10 +13,10 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from c4rl.errors import InputError
-from c4rl.files import replacing
-from c4rl.numpy_policy import NumpyPolicy
-from c4rl.training.runs import RunKey, file_name, key_from
+from c4rl.core.errors import InputError
+from c4rl.core.files import replacing
+from c4rl.core.numpy_policy import NumpyPolicy
+from c4rl.jobs.runs import RunKey, file_name, key_from
 from c4rl.training.snapshot import RunState
 
 SCHEMA = "1"

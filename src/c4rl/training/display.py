@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from c4rl.training.runs import Run, RunKey
+from c4rl.jobs.runs import Run, RunKey
 
 PLAIN_SECONDS = 10.0  # at most one plain line of losses this often
 SHOWN = ("critic_loss", "actor_loss", "q")

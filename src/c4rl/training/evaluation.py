@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from c4rl.config import TrainConfig
-from c4rl.data.tasks import Task
+from c4rl.core.buffer import Batch
+from c4rl.core.numpy_policy import NumpyPolicy
+from c4rl.data.packing import pack_datasets
 from c4rl.environments.evaluation import MAX_WORKERS, EvaluationPool, _available_cores
-from c4rl.numpy_policy import NumpyPolicy
-from c4rl.training.buffer import Batch, TransitionBuffer
-from c4rl.training.lane import Lane
+from c4rl.environments.tasks import Task
+from c4rl.jobs.config import TrainConfig
+from c4rl.jobs.runs import RunKey, runs_of
+from c4rl.training.launch import Launch
 from c4rl.training.preparation import Preparation
-from c4rl.training.runs import RunKey, runs_of
 
 CHUNK = 4096  # held-out rows per forward pass
 
@@ -50,7 +51,7 @@ class SimulatorEvaluation:
         cores = config.threads or min(_available_cores() - spare_cores, MAX_WORKERS)
         self.workers = max(1, math.ceil(cores / len(set(self.tasks.values()))))  # of each task
 
-    def __call__(self, lanes: list[Lane], policies: Mapping[RunKey, NumpyPolicy]) -> dict[RunKey, dict[str, Any]]:
+    def __call__(self, launches: list[Launch], policies: Mapping[RunKey, NumpyPolicy]) -> dict[RunKey, dict[str, Any]]:
         return self.submit(policies).result()
 
     def submit(self, policies: Mapping[RunKey, NumpyPolicy]) -> SimulatorScores:
@@ -80,34 +81,34 @@ class HeldOutEvaluation:
     def __init__(self, config: TrainConfig, preparations: Sequence[Preparation], device: torch.device) -> None:
         kept = [(p.held_out, p.scaling) for p in preparations if p.held_out is not None]
         assert len(kept) == len(preparations)
-        self.buffer = TransitionBuffer(kept, device)
+        self.buffer = pack_datasets(kept, device)
 
-    def __call__(self, lanes: list[Lane], policies: Mapping[RunKey, NumpyPolicy]) -> dict[RunKey, dict[str, Any]]:
+    def __call__(self, launches: list[Launch], policies: Mapping[RunKey, NumpyPolicy]) -> dict[RunKey, dict[str, Any]]:
         out: dict[RunKey, dict[str, Any]] = {}
-        for lane in lanes:
-            buffer = self.buffer.for_runs([run.data for run in lane.runs])
+        for launch in launches:
+            buffer = self.buffer.for_runs([run.data for run in launch.runs])
             offsets, lengths = buffer.offsets.unsqueeze(1), buffer.lengths.unsqueeze(1)
-            rows = [buffer.dataset_lengths[run.data] for run in lane.runs]
+            rows = [buffer.dataset_lengths[run.data] for run in launch.runs]
             squared_error = torch.zeros(len(rows), dtype=torch.float64)
             squared_distance = torch.zeros(len(rows), dtype=torch.float64)
             for start in range(0, max(rows), CHUNK):
                 position = torch.arange(start, min(start + CHUNK, max(rows)), device=offsets.device)
                 batch = buffer.gather(offsets + torch.minimum(position, lengths - 1))
-                error, distance = self._chunk(lane, batch, (position < lengths).double())
+                error, distance = self._chunk(launch, batch, (position < lengths).double())
                 squared_error += error
                 squared_distance += distance
-            for run, key in enumerate(lane.keys):
+            for run, key in enumerate(launch.keys):
                 out[key] = {"held_out_action_rmse": float((squared_distance[run] / rows[run]).sqrt())}
-                if lane.algorithm.has_critic:
+                if launch.algorithm.has_critic:
                     out[key]["held_out_td_rmse"] = float((squared_error[run] / rows[run]).sqrt())
         return out
 
     @staticmethod
-    def _chunk(lane: Lane, batch: Batch, inside: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _chunk(launch: Launch, batch: Batch, inside: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Sums over the rows `inside` [R, B] of the squared TD error (mean over critics) and action distance, [R]."""
-        actions = lane.algorithm.act(batch.observations)
+        actions = launch.algorithm.act(batch.observations)
         distance = ((actions - batch.actions).double().square().mean(2) * inside).sum(1).cpu()
-        error = lane.algorithm.temporal_difference(batch)
+        error = launch.algorithm.temporal_difference(batch)
         zero = torch.zeros_like(distance)
         return ((error.double().square().mean(1) * inside).sum(1).cpu() if error is not None else zero), distance
 

@@ -13,12 +13,15 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from c4rl.config import TrainConfig
-from c4rl.errors import InputError
-from c4rl.files import write_json
-from c4rl.kernels import available, missing
-from c4rl.numpy_policy import NumpyPolicy
-from c4rl.registry import algorithm_class
+from c4rl.core.errors import InputError
+from c4rl.core.files import write_json
+from c4rl.core.numpy_policy import NumpyPolicy
+from c4rl.core.ops import available, missing
+from c4rl.core.typed_json import jsonable
+from c4rl.data.packing import pack_datasets
+from c4rl.jobs.config import TrainConfig
+from c4rl.jobs.registry import algorithm_class
+from c4rl.jobs.runs import RunKey, runs_of
 from c4rl.training.background import (
     BackgroundWriter,
     KnownScores,
@@ -28,7 +31,6 @@ from c4rl.training.background import (
     load_pending,
     save_pending,
 )
-from c4rl.training.buffer import TransitionBuffer
 from c4rl.training.checkpoint import (
     Progress,
     load_checkpoint,
@@ -38,14 +40,12 @@ from c4rl.training.checkpoint import (
 )
 from c4rl.training.display import Display
 from c4rl.training.evaluation import HeldOutEvaluation, SimulatorEvaluation
-from c4rl.training.lane import Lane, lanes_of
+from c4rl.training.launch import Launch, launches_of
 from c4rl.training.preparation import Preparation, choose_device, prepare_all
 from c4rl.training.run_directory import RunDirectory, check_new_output, job_config
-from c4rl.training.runs import RunKey, runs_of
 from c4rl.training.snapshot import GoodStates
 from c4rl.training.summary import Record, best_records, is_better, summarise
 from c4rl.training.timer import DeviceTimer
-from c4rl.typed_json import jsonable
 
 
 class Interrupted(Exception):
@@ -85,7 +85,7 @@ class Trainer:
         self.scalings = [preparation.scaling for preparation in preparations]
         if config.threads is not None:
             torch.set_num_threads(config.threads)
-        self.buffer = TransitionBuffer([(p.train, p.scaling) for p in preparations], device)
+        self.buffer = pack_datasets([(p.train, p.scaling) for p in preparations], device)
         self.good = GoodStates()
         self.progress = Progress(dataset_sha256=",".join(p.facts["sha256"] for p in preparations))
         self.records: list[dict[str, Any]] = []  # evaluations so far
@@ -102,7 +102,7 @@ class Trainer:
         if resumed and directory.checkpoint.exists():
             self._restore()
         else:
-            self.lanes = lanes_of(config, self.buffer, device)
+            self.launches = launches_of(config, self.buffer, device)
             if resumed:
                 directory.rewind(0)
             self._start_clock()
@@ -126,7 +126,7 @@ class Trainer:
         self._start_clock()
         try:
             with self._graceful_interruption():
-                while self.progress.update < self.total and self.lanes:
+                while self.progress.update < self.total and self.launches:
                     self._one_update()
                 self._log_scores(wait=True)
                 self.writer.wait()
@@ -145,28 +145,28 @@ class Trainer:
     def _one_update(self) -> None:
         config = self.config
         step = self.progress.update + 1
-        for lane in self.lanes:
-            lane.update(step)
+        for launch in self.launches:
+            launch.update(step)
         self.progress.update = step
-        self.progress.run_updates += sum(len(lane.runs) for lane in self.lanes)
-        for lane in self.lanes:
-            with self.clustering.running() if lane.refreshes(step) else nullcontext():
-                reports = lane.refresh(step)
+        self.progress.run_updates += sum(len(launch.runs) for launch in self.launches)
+        for launch in self.launches:
+            with self.clustering.running() if launch.refreshes(step) else nullcontext():
+                reports = launch.refresh(step)
             if reports:
                 self.directory.log(step, reports)
-            if lane.algorithm.asks_environment(step):
-                self._ask_environment(lane)
+            if launch.algorithm.asks_environment(step):
+                self._ask_environment(launch)
 
         stop = self._stop  # read once: a request that comes during an evaluation is the next update's
-        algorithm = self.lanes[0].algorithm
-        stage, last = algorithm.stages[self.lanes[0].stage], step == self.total
-        ends_stage = last or self.lanes[0].ends_stage(step)
+        algorithm = self.launches[0].algorithm
+        stage, last = algorithm.stages[self.launches[0].stage], step == self.total
+        ends_stage = last or self.launches[0].ends_stage(step)
         logs = step % config.log_every == 0 or (ends_stage and not last)
         evaluates = last or (stage.evaluated and (step % config.eval_every == 0 or ends_stage))
         checkpoints = step % config.checkpoint_every == 0 or ends_stage or stop is not None
         if logs or evaluates or checkpoints:
             self._freeze_failed()
-        ended = last or not self.lanes
+        ended = last or not self.launches
         if logs:
             self._log(step)
         if evaluates or ended:
@@ -194,19 +194,19 @@ class Trainer:
         self.progress.clustering_seconds += self.clustering.take()
 
     def _log(self, step: int) -> None:
-        per_run = {key: values for lane in self.lanes for key, values in lane.read_metrics().items()}
+        per_run = {key: values for launch in self.launches for key, values in launch.read_metrics().items()}
         self.directory.log(step, per_run)
         self.display.metrics(step, per_run)
 
     def _evaluate(self, step: int) -> None:
         began = time.monotonic()
-        lanes = self._every_lane()
-        found = {key: policy for lane in lanes for key, policy in lane.policies(self.scalings).items()}
+        launches = self._every_lane()
+        found = {key: policy for launch in launches for key, policy in launch.policies(self.scalings).items()}
         policies = {run.key: found[run.key] for run in self.runs}
         if self.in_background and isinstance(self.evaluate, SimulatorEvaluation):
             self.evaluations.add(step, policies, self.evaluate.submit(policies))
         else:
-            self.evaluations.add(step, policies, KnownScores(self.evaluate(lanes, policies)))
+            self.evaluations.add(step, policies, KnownScores(self.evaluate(launches, policies)))
         self.progress.evaluation_seconds += time.monotonic() - began
 
     def _log_scores(self, wait: bool = False) -> None:
@@ -232,18 +232,18 @@ class Trainer:
             self._save_policies("best", dict(self.best_policies), updates)
         self.display.evaluation(step, per_run)
 
-    def _ask_environment(self, lane: Lane) -> None:
+    def _ask_environment(self, launch: Launch) -> None:
         """The algorithm decides by scores of the simulator (and said so in its options)."""
         began = time.monotonic()
-        scores = self.evaluate([lane], lane.policies(self.scalings))
+        scores = self.evaluate([launch], launch.policies(self.scalings))
         self.progress.evaluation_seconds += time.monotonic() - began
-        lane.algorithm.told(torch.tensor([scores[key]["score"] for key in lane.keys], device=self.device))
+        launch.algorithm.receive_scores(torch.tensor([scores[key]["score"] for key in launch.keys], device=self.device))
 
-    def _every_lane(self) -> list[Lane]:
-        """The lanes, and one for each run that was stopped early, as of its last good state."""
+    def _every_lane(self) -> list[Launch]:
+        """The launches, and one for each run that was stopped early, as of its last good state."""
         frozen = [run for run in self.runs if str(run.key) in self.progress.frozen]
         states = self.good.states([run.key for run in frozen]) if frozen else {}
-        return self.lanes + [Lane(self.config, [run], self.buffer, self.device, states=states) for run in frozen]
+        return self.launches + [Launch(self.config, [run], self.buffer, self.device, states=states) for run in frozen]
 
     def _update_of(self, key: RunKey, step: int) -> int:
         """Of the policy that is evaluated at `step`."""
@@ -254,26 +254,26 @@ class Trainer:
 
     def _freeze_failed(self) -> None:
         """Runs that left the finite numbers stay at their last good state; the others go on without them."""
-        for lane in list(self.lanes):
-            failures = lane.failures()
+        for launch in list(self.launches):
+            failures = launch.failures()
             if not failures:
                 continue
-            states = lane.run_states()
-            for run in (run for run in lane.runs if run.key in failures):
+            states = launch.run_states()
+            for run in (run for run in launch.runs if run.key in failures):
                 (failed_at, reason), good_at = failures[run.key], self.good.update
                 self.progress.frozen[str(run.key)] = {"update": good_at, "failed_at": failed_at, "reason": reason}
                 self.display.frozen(
                     run.key, f"{run.title}: {reason} at update {failed_at:,}; stopped, kept as of update {good_at:,}"
                 )
-            remaining = [run for run in lane.runs if run.key not in failures]
-            index = self.lanes.index(lane)
-            self.lanes.remove(lane)
+            remaining = [run for run in launch.runs if run.key not in failures]
+            index = self.launches.index(launch)
+            self.launches.remove(launch)
             if remaining:
-                self.lanes.insert(index, Lane(self.config, remaining, self.buffer, self.device, states=states))
+                self.launches.insert(index, Launch(self.config, remaining, self.buffer, self.device, states=states))
 
     def _save(self, step: int, forced: bool = False) -> None:
         """A snapshot of every run (those that failed stay as of their last good state) and, if due, a checkpoint."""
-        self.good = good = self.good.advanced(step, self.lanes)
+        self.good = good = self.good.advanced(step, self.launches)
         if not (forced or self.writer.checkpoint_is_due()):
             return
         self._tick()
@@ -311,7 +311,7 @@ class Trainer:
                     f"expected {began_with[:12]}...)"
                 )
         active = [run for run in self.runs if str(run.key) not in self.progress.frozen]
-        self.lanes = lanes_of(self.config, self.buffer, self.device, active, states)
+        self.launches = launches_of(self.config, self.buffer, self.device, active, states)
         pending = self.progress.pending
         lines = self.directory.rewind(self.progress.update, pending)
         forget_pending(self.directory.path, pending)

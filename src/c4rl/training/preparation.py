@@ -9,16 +9,16 @@ import numpy as np
 import torch
 
 from c4rl.algorithms.bc import BCConfig
-from c4rl.config import TrainConfig
+from c4rl.core.errors import InputError
 from c4rl.data.dataset import Dataset
 from c4rl.data.info import observation_statistics
 from c4rl.data.loading import load_dataset
+from c4rl.data.packing import Scaling
 from c4rl.data.subsets import hold_out, row_subset, subset_with_replacement, top_fraction, trajectory_subset
-from c4rl.data.tasks import Task, get_task, missing
 from c4rl.environments.making import make_environment
-from c4rl.errors import InputError
-from c4rl.training.buffer import Scaling
-from c4rl.training.runs import data_configs
+from c4rl.environments.tasks import Task, get_task, missing
+from c4rl.jobs.config import TrainConfig
+from c4rl.jobs.runs import data_configs
 
 # --subset -> (data, rows, seed) -> fewer data
 SUBSETS: dict[str, Callable[[Dataset, int, int], Dataset]] = {

@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from c4rl.config import TrainConfig, read_config, to_json
-from c4rl.errors import InputError
-from c4rl.files import write_json
-from c4rl.training.runs import Run, RunKey, file_name, key_of, runs_of
-from c4rl.typed_json import jsonable
+from c4rl.core.errors import InputError
+from c4rl.core.files import write_json
+from c4rl.core.typed_json import jsonable
+from c4rl.jobs.config import TrainConfig, read_config, to_json
+from c4rl.jobs.runs import Run, RunKey, file_name, key_of, runs_of
 
 NOT_FINITE = ("nan", "inf", "-inf")  # as `jsonable` writes them
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 RunState = dict[str, Tensor]  # one run's tensors, without the run axis, on the CPU
 # name, slice of the run in that place, the place -> what of the slice is the run's own, and not its stack's
-OwnPart = Callable[[str, Tensor, int], Tensor]
+Unpad = Callable[[str, Tensor, int], Tensor]
 
 
 def _whole(name: str, tensor: Tensor, run: int) -> Tensor:
@@ -19,27 +19,27 @@ def _whole(name: str, tensor: Tensor, run: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A lane's tensors at one moment, where they were. All but scalars carry the run axis first."""
+    """A launch's tensors at one moment, where they were. All but scalars carry the run axis first."""
 
     runs: tuple[Any, ...]
     tensors: dict[str, Tensor]
     taken: torch.cuda.Event | None  # on a GPU: when the copies are made
-    own_part: OwnPart | None = None
+    unpadded: Unpad | None = None
 
     @classmethod
-    def of(cls, runs: Sequence[Any], live: dict[str, Tensor], own_part: OwnPart | None = None) -> "Snapshot":
+    def of(cls, runs: Sequence[Any], live: dict[str, Tensor], unpadded: Unpad | None = None) -> "Snapshot":
         copies = {name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in live.items()}
         taken, device = None, _gpu(copies)
         if device is not None:
             taken = torch.cuda.Event()
             taken.record(torch.cuda.current_stream(device))
-        return cls(tuple(runs), copies, taken, own_part)
+        return cls(tuple(runs), copies, taken, unpadded)
 
     def run_states(self) -> dict[Any, RunState]:
         """Per run, on the CPU. May be called in any thread: training on the GPU goes on meanwhile."""
-        host, own_part = self._on_host(), self.own_part or _whole
+        host, unpadded = self._on_host(), self.unpadded or _whole
         return {
-            run: {name: own_part(name, tensor[i], i) if tensor.dim() else tensor for name, tensor in host.items()}
+            run: {name: unpadded(name, tensor[i], i) if tensor.dim() else tensor for name, tensor in host.items()}
             for i, run in enumerate(self.runs)
         }
 
@@ -68,7 +68,7 @@ def _pinned(like: Tensor) -> Tensor:
     return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)  # the copy engine reads and writes it by itself
 
 
-class _Lane(Protocol):
+class _Launch(Protocol):
     def snapshot(self) -> Snapshot: ...
 
 
@@ -80,9 +80,9 @@ class GoodStates:
     kept: dict[Any, RunState] = field(default_factory=dict)
     snapshots: tuple[Snapshot, ...] = ()
 
-    def advanced(self, update: int, lanes: Sequence[_Lane]) -> "GoodStates":
-        """As of now; runs that are in no lane any more stay as they were."""
-        snapshots = tuple(lane.snapshot() for lane in lanes)
+    def advanced(self, update: int, launches: Sequence[_Launch]) -> "GoodStates":
+        """As of now; runs that are in no launch any more stay as they were."""
+        snapshots = tuple(launch.snapshot() for launch in launches)
         training = {run for snapshot in snapshots for run in snapshot.runs}
         kept = {run: state for run, state in self.kept.items() if run not in training}
         stopped = [run for run in self.runs if run not in training and run not in kept]

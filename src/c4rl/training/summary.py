@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 
-import c4rl
-from c4rl.config import TrainConfig
-from c4rl.data.tasks import Task
+from c4rl.core.version import __version__
+from c4rl.environments.tasks import Task
+from c4rl.jobs.config import TrainConfig
+from c4rl.jobs.runs import Run, RunKey, file_name, key_of
 from c4rl.training.checkpoint import Progress
 from c4rl.training.preparation import Preparation
-from c4rl.training.runs import Run, RunKey, file_name, key_of
 
 Record = dict[str, Any]  # an evaluation of one run, as metrics.jsonl has it
 
@@ -125,7 +125,7 @@ def versions() -> dict[str, str]:
     import mujoco
 
     return {
-        "c4rl": c4rl.__version__,
+        "c4rl": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,

@@ -1,0 +1,75 @@
+"""The rows of all runs' datasets in one tensor, gathered in one launch."""
+
+from collections.abc import Sequence
+from copy import copy
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from c4rl.core.random import Streams
+
+
+class Batch(NamedTuple):
+    """Rows for every run; views of one gathered tensor. Actions are scaled to [-1, 1], observations normalised."""
+
+    state_actions: Tensor  # [R, B, s + a]
+    observations: Tensor  # [R, B, s]
+    actions: Tensor  # [R, B, a]
+    next_state_actions: Tensor  # [R, B, s + a], with the logged next action
+    next_observations: Tensor  # [R, B, s]
+    rewards: Tensor  # [R, B]
+    continues: Tensor  # [R, B], 1 - terminal
+    next_valid: Tensor  # [R, B], 1 where the logged next action is valid
+    rows: Tensor | None = None  # [R, B], where the rows lie in the buffer
+
+
+class TransitionBuffer:
+    """Packed rows [N, s+a+s+a+3] of one or more datasets; run r reads `lengths[r]` rows from `offsets[r]` on."""
+
+    def __init__(
+        self,
+        packed: Tensor,
+        trajectory_ids: Tensor,
+        widths: tuple[int, int],
+        dataset_lengths: Sequence[int],
+        dataset_of_run: Sequence[int] = (0,),
+    ) -> None:
+        self.packed, self.widths = packed, widths
+        self.trajectory_ids = trajectory_ids  # [N] int32, from 0 in each dataset
+        self.dataset_lengths = list(dataset_lengths)
+        self._assign(dataset_of_run)
+
+    def _assign(self, dataset_of_run: Sequence[int]) -> None:
+        starts = np.concatenate([[0], np.cumsum(self.dataset_lengths)[:-1]]).tolist()
+        lengths, device = self.dataset_lengths, self.packed.device
+        self.offsets = torch.tensor([starts[i] for i in dataset_of_run], dtype=torch.int64, device=device)
+        self.lengths = torch.tensor([lengths[i] for i in dataset_of_run], dtype=torch.int64, device=device)
+
+    def for_runs(self, dataset_of_run: Sequence[int]) -> "TransitionBuffer":
+        """The same rows (not copied), read by these runs."""
+        out = copy(self)
+        out._assign(dataset_of_run)
+        return out
+
+    def gather(self, rows: Tensor) -> Batch:
+        """rows [R, B]: indices into the packed rows (offsets included)."""
+        return self.unpack(self.packed.index_select(0, rows.flatten()).view(*rows.shape, -1))._replace(rows=rows)
+
+    def unpack(self, packed: Tensor) -> Batch:
+        s, a = self.widths
+        pair, next_pair = packed[..., : s + a], packed[..., s + a : 2 * (s + a)]
+        rewards, continues, next_valid = packed[..., -3:].unbind(-1)
+        return Batch(pair, pair[..., :s], pair[..., s:], next_pair, next_pair[..., :s], rewards, continues, next_valid)
+
+
+class UniformSampler:
+    """Every row of a run's data equally likely, with replacement."""
+
+    def __init__(self, buffer: TransitionBuffer) -> None:
+        self.offsets, self.lengths = buffer.offsets, buffer.lengths
+
+    def rows(self, streams: Streams, batch_size: int) -> Tensor:
+        """[R, B] indices into the buffer."""
+        return streams.integers("rows", self.lengths, batch_size) + self.offsets.unsqueeze(1)

@@ -1,0 +1,144 @@
+"""Adam and Polyak averaging over flat storage: a whole stack of networks is one tensor to them."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.optim.adam import adam
+
+from c4rl.core.ops import fused
+
+BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
+
+
+def flatten_parameters(module: nn.Module) -> Tensor:
+    """Move the module's parameters, in order, into one contiguous tensor and return it; they become views of it."""
+    parameters = list(module.parameters())
+    flat = torch.cat([p.detach().reshape(-1) for p in parameters])
+    for p, view in zip(parameters, views_like(flat, parameters), strict=True):
+        p.data = view
+    return flat
+
+
+def views_like(flat: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
+    pieces = flat.split([p.numel() for p in parameters])
+    return [piece.view(p.shape) for piece, p in zip(pieces, parameters, strict=True)]
+
+
+def _per_run(values: Tensor, like: Tensor) -> Tensor:
+    """[R] -> [R, 1, ...], to go beside a parameter [R, ...]."""
+    return values.view(-1, *(1,) * (like.dim() - 1))
+
+
+def _per_parameter(values: Tensor, parameters: list[nn.Parameter]) -> Tensor:
+    """[R] -> beside every number of the flat storage, the value of its run."""
+    return torch.cat([_per_run(values, p).expand_as(p).reshape(-1) for p in parameters])
+
+
+class FlatAdam:
+    """Adam on one module of a stack. `step(losses)` takes the losses of runs, or of their networks: their sum counts.
+
+    lr: one step size, or one per run [R]. clip_norm: each run's gradient is shortened to at most this length.
+    """
+
+    def __init__(self, module: nn.Module, lr: float | Tensor, *, clip_norm: float | None = None) -> None:
+        self.lr, self.clip_norm = lr, clip_norm
+        self.flat = flatten_parameters(module)
+        self.names = [name for name, _ in module.named_parameters()]
+        self.parameters = list(module.parameters())
+        self.gradient, self.first, self.second = (torch.zeros_like(self.flat) for _ in range(3))
+        self.count = torch.zeros((), dtype=torch.float32, device=self.flat.device)
+        self._gradient_views = views_like(self.gradient, self.parameters)
+        self._one = torch.ones_like(self.flat[0])
+        if isinstance(lr, Tensor):  # of every parameter
+            self._flat_lr = _per_parameter(lr, self.parameters)
+
+    def step(self, losses: Tensor, factor: Tensor | float = 1.0) -> None:
+        """factor: of the step size, for schedules; a scalar tensor (a captured graph would keep a number)."""
+        gradients = torch.autograd.grad(losses, self.parameters, self._one.expand_as(losses))
+        torch._foreach_copy_(self._gradient_views, gradients)
+        if self.clip_norm is not None:
+            self._clip(self.clip_norm)
+        lr = self._flat_lr if isinstance(self.lr, Tensor) else self.lr
+        if fused(self.flat):
+            from c4rl.core.triton.adam import adam_step  # needs Triton
+
+            adam_step(self.flat, self.gradient, self.first, self.second, self.count, lr, factor)
+        elif isinstance(lr, Tensor):
+            # scheduled step sizes are float32, as PyTorch's Adam wants them
+            self._step_per_run((lr.float() * factor).to(lr.dtype) if isinstance(factor, Tensor) else lr * factor)
+        else:
+            self._step_alike(lr * factor)
+
+    def _step_alike(self, lr: float | Tensor) -> None:
+        adam(
+            [self.flat],
+            [self.gradient],
+            [self.first],
+            [self.second],
+            [],
+            [self.count],
+            fused=True,
+            amsgrad=False,
+            beta1=BETA_1,
+            beta2=BETA_2,
+            lr=lr,
+            weight_decay=0.0,
+            eps=EPSILON,
+            maximize=False,
+        )
+
+    def _step_per_run(self, lr: Tensor) -> None:
+        """The same written out: PyTorch's takes one step size for all."""
+        self.count += 1
+        self.first.lerp_(self.gradient, 1 - BETA_1)
+        self.second.mul_(BETA_2).addcmul_(self.gradient, self.gradient, value=1 - BETA_2)
+        count = self.count.double()
+        first = self.first / (1 - BETA_1**count).to(self.flat.dtype)
+        scale = (self.second / (1 - BETA_2**count).to(self.flat.dtype)).sqrt_().add_(EPSILON)
+        self.flat.addcmul_(lr, first.div_(scale), value=-1)
+
+    def _clip(self, most: float) -> None:
+        squares = [g.flatten(1).square().sum(1) for g in self._gradient_views]
+        norm = torch.stack(squares).sum(0).sqrt()  # [R]
+        shrink = (most / (norm + 1e-6)).clamp(max=1.0)
+        for gradient in self._gradient_views:
+            gradient.mul_(_per_run(shrink, gradient))
+
+    def state(self) -> dict[str, Tensor]:
+        """Both moments, shaped like the parameters (so that runs can be cut out), and the shared step count."""
+        out = {"count": self.count}
+        for kind, flat in (("first", self.first), ("second", self.second)):
+            views = views_like(flat, self.parameters)
+            out |= {f"{kind}.{name}": view for name, view in zip(self.names, views, strict=True)}
+        return out
+
+
+class CosineSchedule:
+    """The factor of a step size that falls from 1 at the first of so many updates to 0 after the last.
+
+    A table, so that looking a factor up takes an update little; of float32, the only type that PyTorch's Adam takes.
+    """
+
+    def __init__(self, updates: int, device: torch.device) -> None:
+        done = torch.arange(updates + 1, dtype=torch.float64, device=device) / updates
+        self.factors = (0.5 * (1 + torch.cos(math.pi * done))).float()
+
+    def at(self, step: Tensor, before: int = 0) -> Tensor:
+        """step: int64 scalar, of the update at hand; `before`: updates of earlier stages."""
+        return self.factors.take((step - (1 + before)).clamp(0, len(self.factors) - 1))
+
+
+class Polyak:
+    """θ̄ ← τθ + (1−τ)θ̄, one operation for all runs. Build it after the online network's FlatAdam.
+
+    tau: one for all, or one per run [R].
+    """
+
+    def __init__(self, online: FlatAdam, target: nn.Module, tau: float | Tensor) -> None:
+        self.online = online.flat
+        self.tau = _per_parameter(tau, online.parameters) if isinstance(tau, Tensor) else tau
+        self.target = flatten_parameters(target.requires_grad_(False))
+
+    def step(self) -> None:
+        self.target.lerp_(self.online, self.tau)

@@ -1,0 +1,150 @@
+"""Policies: deterministic tanh, tanh-Gaussian, and Gaussian around a tanh.
+
+Actions live in [-1, 1]; the task's bounds are applied outside.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from c4rl.core.networks import Stack, StackedMLP
+from c4rl.core.ops import fused
+from c4rl.core.random import Streams
+
+ATANH_MARGIN = 1e-6  # logged actions at ±1 would have infinite pre-images
+
+
+class TanhGaussian(NamedTuple):
+    """A distribution per state, before sampling: evaluated once per state however many actions are drawn."""
+
+    mean: Tensor  # [R, B, a], of the pre-image
+    log_std: Tensor
+
+    def sample(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Reparametrised actions and log-probabilities from standard normal noise [R, B, (N,) a]."""
+        mean, log_std = self.mean, self.log_std
+        if fused(noise) and (noise.dim() == 3 or not (mean.requires_grad and torch.is_grad_enabled())):
+            from c4rl.core.triton.tanh_gaussian import sample  # needs Triton
+
+            return sample(mean, log_std, noise)
+        if noise.dim() == 4:
+            mean, log_std = mean.unsqueeze(2), log_std.unsqueeze(2)
+        u = mean + log_std.exp() * noise
+        log_normal = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
+        return torch.tanh(u), (log_normal - _log_tanh_slope(u)).sum(-1)
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        """Of given actions [R, B, a] in [-1, 1] -> [R, B]."""
+        u = torch.atanh(actions.clamp(-1 + ATANH_MARGIN, 1 - ATANH_MARGIN))
+        normalised = (u - self.mean) * (-self.log_std).exp()
+        log_normal = -0.5 * normalised.square() - self.log_std - 0.5 * math.log(2 * math.pi)
+        return (log_normal - _log_tanh_slope(u)).sum(-1)
+
+    def detach(self) -> "TanhGaussian":
+        return TanhGaussian(self.mean.detach(), self.log_std.detach())
+
+
+def _log_tanh_slope(u: Tensor) -> Tensor:
+    """log(1 - tanh²u), stable for large |u|."""
+    return 2 * (math.log(2) - u - F.softplus(-2 * u))
+
+
+def dropout_masks(streams: Streams, stream: str, share: float, hidden: Sequence[int], rows: int) -> list[Tensor] | None:
+    """Factors of hidden layers of one width, [R, rows, width] each: 0 for a unit left out, else what keeps the mean."""
+    if share == 0:
+        return None
+    drawn = streams.uniform(stream, len(hidden), rows, hidden[0])
+    return list(((drawn >= share).to(drawn.dtype) / (1 - share)).unbind(1))
+
+
+class DeterministicPolicy(nn.Module):
+    """μ(s) = tanh(f(s))."""
+
+    def __init__(self, stack: Stack, name: str, hidden: Sequence[int], *, initialization: str = "torch") -> None:
+        super().__init__()
+        sizes = (stack.observation_dim, *hidden, stack.action_dim)
+        self.mlp = StackedMLP(stack, name, sizes, initialization=initialization)
+
+    def forward(self, observations: Tensor, masks: Sequence[Tensor] | None = None) -> Tensor:
+        """[R, B, s] -> [R, B, a]. masks: of each hidden layer, for dropout."""
+        return torch.tanh(self.mlp(observations, masks))
+
+
+class GaussianPolicy(nn.Module):
+    """Tanh-Gaussian. `log_std` is "linear" (an output of the network, clamped to [-5, 2]) or "scaled" (the same output
+    times a learned scalar, initially 1, plus another, initially -1, clamped to [-20, 2])."""
+
+    def __init__(self, stack: Stack, name: str, hidden: Sequence[int], log_std: str = "linear") -> None:
+        super().__init__()
+        self.action_dim, self.scaled = stack.action_dim, log_std == "scaled"
+        self.mlp = StackedMLP(stack, name, (stack.observation_dim, *hidden, 2 * stack.action_dim))
+        if self.scaled:
+            shape = (stack.runs, 1, 1)
+            self.log_std_multiplier = nn.Parameter(torch.ones(shape, device=stack.device, dtype=stack.dtype))
+            self.log_std_offset = nn.Parameter(-torch.ones(shape, device=stack.device, dtype=stack.dtype))
+
+    def forward(self, observations: Tensor) -> TanhGaussian:
+        """[R, B, s] -> distribution over [R, B, a]."""
+        mean, log_std = self.mlp(observations).split(self.action_dim, dim=-1)
+        if self.scaled:
+            return TanhGaussian(mean, (log_std * self.log_std_multiplier + self.log_std_offset).clamp(-20, 2))
+        return TanhGaussian(mean, log_std.clamp(-5, 2))
+
+
+class Gaussian(TanhGaussian):
+    """Stands where a TanhGaussian does, but nothing is squashed: actions may leave [-1, 1], `mean` is an action."""
+
+    def sample(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_std = self.mean, self.log_std
+        if noise.dim() == 4:
+            mean, log_std = mean.unsqueeze(2), log_std.unsqueeze(2)
+        log_normal = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
+        return mean + log_std.exp() * noise, log_normal.sum(-1)
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        normalised = (actions - self.mean) * (-self.log_std).exp()
+        return (-0.5 * normalised.square() - self.log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
+
+    def entropy(self) -> Tensor:
+        """[R, B]."""
+        return (self.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
+
+    def detach(self) -> "Gaussian":
+        return Gaussian(self.mean.detach(), self.log_std.detach())
+
+
+class TanhMeanGaussianPolicy(nn.Module):
+    """N(tanh(f(s)), σ²): the mean is squashed, the distribution is not; log σ does not depend on s, from 0 on."""
+
+    def __init__(self, stack: Stack, name: str, hidden: Sequence[int], *, initialization: str = "torch") -> None:
+        super().__init__()
+        sizes = (stack.observation_dim, *hidden, stack.action_dim)
+        self.mlp = StackedMLP(stack, name, sizes, initialization=initialization)
+        shape = (stack.runs, 1, stack.action_dim)
+        self.log_std = nn.Parameter(torch.zeros(shape, device=stack.device, dtype=stack.dtype))
+
+    def forward(self, observations: Tensor, masks: Sequence[Tensor] | None = None) -> Gaussian:
+        """[R, B, s] -> distribution over [R, B, a]. masks: of each hidden layer, for dropout."""
+        return Gaussian(torch.tanh(self.mlp(observations, masks)), self.log_std.clamp(-5, 2))
+
+
+class TanhHeadGaussianPolicy(nn.Module):
+    """N(μ(s), σ(s)²) of x = tanh(f(s)), 2|A| numbers: μ is the first half, log σ = -5 + 2.5(x + 1) of the second."""
+
+    def __init__(self, stack: Stack, name: str, hidden: Sequence[int], *, initialization: str = "torch") -> None:
+        super().__init__()
+        self.action_dim = stack.action_dim
+        sizes = (stack.observation_dim, *hidden, 2 * stack.action_dim)
+        self.mlp = StackedMLP(stack, name, sizes, initialization=initialization)
+
+    def forward(self, observations: Tensor) -> Gaussian:
+        """[R, B, s] -> distribution over [R, B, a]."""
+        mean, x = torch.tanh(self.mlp(observations)).split(self.action_dim, dim=-1)
+        return Gaussian(mean, -5 + 2.5 * (x + 1))
+
+
+Policy = DeterministicPolicy | GaussianPolicy | TanhMeanGaussianPolicy | TanhHeadGaussianPolicy

@@ -1,0 +1,272 @@
+"""A stack of ReLU MLPs as one differentiable operation: one launch per layer forwards, two per layer backwards."""
+
+import itertools
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from c4rl.core.triton.layer_norm import norm_relu, norm_relu_gradient
+from c4rl.core.triton.linear import kept_in_parts, linear, linear_with_sums, weight_gradient
+from c4rl.core.triton.parts import is_split
+
+ALIGNMENT = 16
+
+
+@cache
+def _side_stream(device: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+class Layers(NamedTuple):
+    """Weights [R, M, in, out] and biases [R, M, out]; with LayerNorm, gains and shifts [R, M, width] of hidden ones."""
+
+    weights: Sequence[Tensor]
+    biases: Sequence[Tensor]
+    gains: Sequence[Tensor]
+    shifts: Sequence[Tensor]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (*self.weights, *self.biases, *self.gains, *self.shifts)
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor], depth: int) -> "Layers":
+        """The reverse of `tensors`, for `depth` layers."""
+        norms = (len(tensors) - 2 * depth) // 2
+        cuts = (0, depth, 2 * depth, 2 * depth + norms, len(tensors))
+        return cls(*(tensors[start:end] for start, end in itertools.pairwise(cuts)))
+
+
+class _Evaluated(NamedTuple):
+    """Every layer's result [R, M, rows, out], the last one's without ReLU; and what LayerNorm's gradient needs.
+
+    Hidden layers below the last may be split.
+    """
+
+    results: list[Tensor]
+    normalised: list[Tensor]
+    scales: list[Tensor]
+
+
+def _evaluate(
+    x: Tensor, actions: Tensor | None, layers: Layers, epsilon: float, factors: Sequence[Tensor]
+) -> _Evaluated:
+    out = _Evaluated([], [], [])
+    weights, biases, last = layers.weights, layers.biases, len(layers.weights) - 1
+    rows = (x if actions is None else actions).shape[-2]
+    for layer in range(last + 1):
+        relu = layer < last and not layers.gains
+        runs, members, units = biases[layer].shape
+        split = relu and layer < last - 1 and kept_in_parts(runs * members, rows, units)
+        factor = factors[layer] if factors and layer < last else None
+        if layer > 0:
+            z = linear(out.results[-1], weights[layer], biases[layer], factor=factor, relu=relu, split=split)
+        elif actions is None:
+            z = linear(x, weights[0], biases[0], factor=factor, relu=relu, split=split)
+        else:  # the first layer's state part is computed once per state
+            width, count = x.shape[-1], actions.shape[-2] // x.shape[-2]
+            states = linear(x, weights[0][:, :, :width], biases[0])
+            own = weights[0][:, :, width:]
+            z = linear(actions, own, add=states, group=count, factor=factor, relu=relu, split=split)
+        if layers.gains and layer < last:
+            z, normalised, scale = norm_relu(z, layers.gains[layer], layers.shifts[layer], epsilon)
+            out.normalised.append(normalised)
+            out.scales.append(scale)
+        out.results.append(z)
+    return out
+
+
+class _StackedMLP(torch.autograd.Function):
+    """x (and actions, N per row of x) and layers -> the output, and every hidden layer (the first part of split ones).
+
+    The output and the last hidden layer may be differentiated, once.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        actions: Tensor | None,
+        depth: int,
+        epsilon: float,
+        factors: Sequence[Tensor],
+        *tensors: Tensor,
+    ) -> tuple[Tensor, ...]:
+        layers = Layers.of(tensors, depth)
+        main, aside = torch.cuda.current_stream(), _side_stream(x.device.index)
+        aside.wait_stream(main)
+        with torch.cuda.stream(aside):  # for the way back: reading weights across their rows is slow
+            ctx.flipped = [w.mT.contiguous() for w in layers.weights[1:]]
+        evaluated = _evaluate(x, actions, layers, epsilon, factors)
+        *hidden, output = evaluated.results
+        main.wait_stream(aside)
+        ctx.save_for_backward(x, actions, *tensors, *hidden, *evaluated.normalised, *evaluated.scales)
+        ctx.depth, ctx.count, ctx.factors = depth, len(tensors), factors
+        hidden = [_first(h) for h in hidden]
+        ctx.mark_non_differentiable(*hidden[:-1])
+        ctx.set_materialize_grads(False)
+        return output, *hidden
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, output: Tensor | None, *hidden_gradients: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+        depth, count, factors = ctx.depth, ctx.count, ctx.factors
+        x, actions, *saved = ctx.saved_tensors
+        layers, hidden = Layers.of(saved[:count], depth), saved[count : count + depth - 1]
+        norms = len(layers.gains)
+        normalised, scales = saved[count + depth - 1 :][:norms], saved[count + depth - 1 + norms :]
+        needs, trains = ctx.needs_input_grad, ctx.needs_input_grad[5]
+        weights: list[Tensor | None] = [None] * depth
+        biases: list[Tensor | None] = [None] * depth
+        gains: list[Tensor | None] = [None] * norms
+        shifts: list[Tensor | None] = [None] * norms
+        # nothing waits for weight gradients: they are computed beside the chain of dz, which stays until they are done
+        main, aside, held = torch.cuda.current_stream(), _side_stream(x.device.index), []
+
+        def keep(layer: int, source: Tensor, dz: Tensor, sums: Tensor | None) -> None:
+            if trains:
+                held.append(dz)
+                aside.wait_stream(main)
+                with torch.cuda.stream(aside):
+                    weights[layer], own = weight_gradient(source, dz, bias=sums is None)
+                    biases[layer] = own if sums is None else sums
+
+        def through(layer: int, dy: Tensor) -> Tensor:
+            """Hidden layer `layer`'s dz from its dy; without LayerNorm the ReLU's mask is applied already."""
+            if not norms:
+                return dy
+            own = normalised[layer], hidden[layer], scales[layer], layers.gains[layer]
+            dz, gains[layer], shifts[layer] = norm_relu_gradient(dy, *own)
+            return dz
+
+        def slope(layer: int) -> tuple[Tensor | None, Tensor | None]:
+            """Of hidden layer `layer`, without LayerNorm: a mask, or factors (of 0 where they left a unit out)."""
+            if factors:
+                return None, torch.where(_first(hidden[layer]) > 0, factors[layer], 0)
+            return None if norms else hidden[layer], None
+
+        features = hidden_gradients[depth - 2] if depth > 1 else None
+        if output is None:  # the features alone were used
+            assert features is not None
+            dy = features.contiguous() if norms else torch.where(hidden[-1] > 0, features, 0)
+            dy = dy * factors[-1] if factors else dy
+            dz, top = through(depth - 2, dy), depth - 2
+        else:
+            dz, top = output.contiguous(), depth - 1
+        sums: Tensor | None = None
+        for layer in range(top, 0, -1):
+            keep(layer, hidden[layer - 1], dz, sums)
+            add = features.contiguous() if features is not None and layer == depth - 1 else None
+            split = layer > 1 and is_split(hidden[layer - 2])  # which dz will be multiplied with
+            weight, (mask, factor) = ctx.flipped[layer - 1], slope(layer - 1)
+            if trains and not norms:
+                dz, sums = linear_with_sums(dz, weight, add=add, mask=mask, factor=factor, split=split)
+            else:
+                dz = through(layer - 1, linear(dz, weight, add=add, mask=mask, factor=factor, split=split))
+        dx = dactions = None
+        if actions is None:
+            keep(0, x, dz, sums)
+            if needs[0]:
+                dx = linear(dz, layers.weights[0], transposed=True)
+                dx = _over_members(dx) if x.dim() == 3 else dx
+        else:
+            width, drawn = x.shape[-1], actions.shape[-2] // x.shape[-2]
+            per_state = dz.unflatten(2, (-1, drawn)).sum(3) if needs[0] or trains else dz
+            if trains:
+                of_states, own = weight_gradient(x, per_state, bias=sums is None)
+                biases[0] = own if sums is None else sums
+                of_actions, _ = weight_gradient(actions, dz, bias=False)
+                weights[0] = torch.cat([of_states, of_actions], dim=2)
+            if needs[0]:
+                dx = _over_members(linear(per_state, layers.weights[0][:, :, :width], transposed=True))
+            if needs[1]:
+                dactions = _over_members(linear(dz, layers.weights[0][:, :, width:], transposed=True))
+        if held:
+            main.wait_stream(aside)
+        return dx, dactions, None, None, None, *weights, *biases, *gains, *shifts
+
+
+class _Tangents(torch.autograd.Function):
+    """v, weights and then hidden layers -> J·v; see `tangents`."""
+
+    @staticmethod
+    def forward(ctx: Any, v: Tensor, *tensors: Tensor) -> Tensor:
+        last = len(tensors) // 2
+        weights, hidden = tensors[: last + 1], tensors[last + 1 :]
+        results = [v]
+        for layer, weight in enumerate(weights[:-1]):
+            split = kept_in_parts(weight.shape[0] * weight.shape[1], v.shape[-2], weight.shape[3])
+            results.append(linear(results[-1], weight, mask=hidden[layer], split=split))
+        ctx.save_for_backward(*tensors, *results)
+        return linear(results[-1], weights[-1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, output: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        last = len(ctx.saved_tensors) // 3
+        weights, hidden = ctx.saved_tensors[: last + 1], ctx.saved_tensors[last + 1 : 2 * last + 1]
+        results, dz, gradients = ctx.saved_tensors[2 * last + 1 :], output.contiguous(), []
+        for layer in range(last, 0, -1):
+            gradients.append(weight_gradient(results[layer], dz, bias=False)[0])
+            split = is_split(results[layer - 1])
+            dz = linear(dz, weights[layer], mask=hidden[layer - 1], transposed=True, split=split)
+        gradients.append(weight_gradient(results[0], dz, bias=False)[0])
+        dv = _over_members(linear(dz, weights[0], transposed=True)) if ctx.needs_input_grad[0] else None
+        return dv, *reversed(gradients), *([None] * last)
+
+
+def tangents(v: Tensor, weights: Sequence[Tensor], hidden: Sequence[Tensor]) -> Tensor:
+    """J·v of a ReLU MLP with these hidden layers [R, M, rows, width], v [R, rows, in] -> [R, M, rows, out].
+
+    The ReLUs' slopes are piecewise constant: nothing flows back into the hidden layers.
+    """
+    return _Tangents.apply(v, *weights, *(h.detach() for h in hidden))
+
+
+def _first(x: Tensor) -> Tensor:
+    return x[0] if is_split(x) else x
+
+
+def _over_members(x: Tensor) -> Tensor:
+    """Their sum, [R, M, ...] -> [R, ...]."""
+    return x.sum(1) if x.shape[1] > 1 else x.squeeze(1)
+
+
+def stacked_mlp(
+    x: Tensor, actions: Tensor | None, layers: Layers, epsilon: float, factors: Sequence[Tensor] = ()
+) -> tuple[Tensor, list[Tensor]]:
+    """x [R, rows, in], or [R, rows, s] beside actions [R, rows · N, a]; epsilon: LayerNorm's.
+
+    factors: without LayerNorm, of the hidden layers, [R, M, rows (· N), width] each.
+
+    Gives the output [R, M, rows (· N), out] and every hidden layer [R, M, rows (· N), width]; those below the last may
+    be rounded to bfloat16 where products are made of parts.
+    """
+    assert not (factors and layers.gains)
+    widths = [bias.shape[-1] for bias in layers.biases[:-1]]
+    layers = _aligned(layers)
+    extra = [bias.shape[-1] - width for bias, width in zip(layers.biases[:-1], widths, strict=True)]
+    factors = [F.pad(f, (0, more)) if more else f for f, more in zip(factors, extra, strict=bool(factors))]
+    inputs = (x, *layers.tensors) if actions is None else (x, actions, *layers.tensors)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
+        output, *hidden = _StackedMLP.apply(x, actions, len(layers.weights), epsilon, factors, *layers.tensors)
+    else:
+        *hidden, output = map(_first, _evaluate(x, actions, layers, epsilon, factors).results)
+    return output, [h if h.shape[-1] == width else h[..., :width] for h, width in zip(hidden, widths, strict=True)]
+
+
+def _aligned(layers: Layers) -> Layers:
+    """With units added that are always 0, so that a row of a layer (750 wide in A2PR's VAE) is a whole number of the 16
+    numbers that memory is read in. LayerNorm would count them in its mean, and is left as it is."""
+    extra = [-bias.shape[-1] % ALIGNMENT for bias in layers.biases[:-1]] + [0]
+    if not any(extra) or layers.gains:
+        return layers
+    before = [0, *extra[:-1]]
+    weights = [F.pad(w, (0, out, 0, into)) for w, out, into in zip(layers.weights, extra, before, strict=True)]
+    biases = [F.pad(b, (0, out)) for b, out in zip(layers.biases, extra, strict=True)]
+    return Layers(weights, biases, (), ())

@@ -1,0 +1,56 @@
+"""Datasets -> the one tensor that training reads, with their numbers scaled for the networks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from c4rl.core.buffer import TransitionBuffer
+from c4rl.data.dataset import Dataset
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """How a dataset's numbers enter the networks."""
+
+    observation_mean: np.ndarray
+    observation_std: np.ndarray
+    action_low: np.ndarray
+    action_high: np.ndarray
+    reward_scale: float = 1.0
+    reward_shift: float = 0.0
+
+    def actions(self, actions: np.ndarray) -> np.ndarray:
+        return (actions - self.action_low) / (self.action_high - self.action_low) * 2 - 1
+
+
+def pack_datasets(
+    datasets: Sequence[tuple[Dataset, Scaling]],
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    dataset_of_run: Sequence[int] = (0,),
+) -> TransitionBuffer:
+    """The rows of all datasets, one after the other; run r reads dataset `dataset_of_run[r]`."""
+    first, lengths = datasets[0][0], [len(dataset) for dataset, _ in datasets]
+    widths = first.observation_dim, first.action_dim
+    packed = torch.empty((sum(lengths), 2 * sum(widths) + 3), dtype=dtype)
+    for rows, (dataset, scaling) in zip(packed.split(lengths), datasets, strict=True):
+        _pack(rows, dataset, scaling)
+    ids = np.concatenate([dataset.trajectory_ids for dataset, _ in datasets])
+    trajectory_ids = torch.tensor(ids, dtype=torch.int32, device=device)
+    return TransitionBuffer(packed.to(device), trajectory_ids, widths, lengths, dataset_of_run)
+
+
+def _pack(out: Tensor, dataset: Dataset, scaling: Scaling) -> None:
+    s, a = dataset.observation_dim, dataset.action_dim
+    columns = out.numpy()
+    mean, std = scaling.observation_mean, scaling.observation_std
+    columns[:, :s] = (dataset.observations - mean) / std
+    columns[:, s : s + a] = scaling.actions(dataset.actions)
+    columns[:, s + a : 2 * s + a] = (dataset.next_observations - mean) / std
+    columns[:, 2 * s + a : 2 * (s + a)] = scaling.actions(dataset.next_actions)
+    columns[:, -3] = dataset.rewards * scaling.reward_scale + scaling.reward_shift
+    columns[:, -2] = 1 - dataset.terminals
+    columns[:, -1] = dataset.next_action_valid

@@ -1,0 +1,166 @@
+"""The runs of a job: datasets x points of the sweep x seeds; which of them share a launch, and with what options."""
+
+import itertools
+import re
+from collections.abc import Hashable, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from c4rl.jobs.config import TrainConfig
+from c4rl.jobs.registry import PLUGINS, algorithm_class, plugin_names
+from c4rl.jobs.sweeps import ALGORITHM, Options, Swept
+
+RunKey = int | str  # what a run is called in files and tables: its seed where that is enough, else its name
+SUFFIXES = (".npz", ".hdf5", ".h5")
+
+
+@dataclass(frozen=True)
+class Run:
+    key: RunKey
+    seed: int
+    dataset: int = 0  # which of the job's
+    data: int = 0  # which of the job's prepared data: options that choose rows may make several of one dataset
+    label: str = ""  # of the dataset, where there are several
+    values: tuple[tuple[str, Any], ...] = ()  # of the swept options
+
+    @property
+    def title(self) -> str:
+        """For sentences."""
+        return f"seed {self.key}" if isinstance(self.key, int) else self.key
+
+    @property
+    def group(self) -> str:
+        """What runs that differ by their seeds alone have in common; empty where all do."""
+        return ",".join([*([self.label] if self.label else []), *(f"{flag}={value}" for flag, value in self.values)])
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What tells this run from the others, as stored in files."""
+        if isinstance(self.key, int):
+            return {"seed": self.seed}
+        dataset = {"dataset": self.label} if self.label else {}
+        return {"run": self.key, "seed": self.seed, **dataset, "values": dict(self.values)}
+
+
+def key_of(record: dict[str, Any]) -> RunKey:
+    """Of the run that a line of metrics.jsonl is about."""
+    return record.get("run", record["seed"])
+
+
+def file_name(key: RunKey) -> str:
+    """What files call a run."""
+    return f"seed_{key}" if isinstance(key, int) else key
+
+
+def key_from(name: str) -> RunKey:
+    """The reverse of `file_name`."""
+    seed = name.removeprefix("seed_")
+    return int(seed) if seed.isdigit() else name
+
+
+def as_runs(runs: Sequence[Run | int]) -> tuple[Run, ...]:
+    """A seed stands for a run of the job's first dataset, without swept options."""
+    return tuple(Run(run, run) if isinstance(run, int) else run for run in runs)
+
+
+def runs_of(config: TrainConfig) -> tuple[Run, ...]:
+    """Datasets outermost, seeds innermost."""
+    plain = len(config.dataset) == 1 and not config.swept
+    if plain:
+        return tuple(Run(seed, seed) for seed in config.seeds)
+    labels = dataset_labels(config.dataset) if len(config.dataset) > 1 else [""]
+    swept, runs = config.swept, []
+    choosing = vars(type(config.options)).get("chooses_rows", frozenset())
+    data: dict[Hashable, int] = {}  # what decides on a run's rows -> its number
+    points = [(dataset, point) for dataset in range(len(labels)) for point in config.points(dataset)]
+    for (dataset, point), seed in itertools.product(points, config.seeds):
+        pairs = list(zip(swept, point, strict=True))
+        rows = dataset, *(value for s, value in pairs if s.place == ALGORITHM and s.field in choosing)
+        values = tuple((s.flag, value) for s, value in pairs)
+        run = Run("", seed, dataset, data.setdefault(rows, len(data)), labels[dataset], values)
+        runs.append(replace(run, key=",".join(part for part in (run.group, f"seed={seed}") if part)))
+    return tuple(runs)
+
+
+def dataset_labels(paths: Sequence[Path]) -> list[str]:
+    """File names without their endings, with as many folders before them as tell them apart; safe in file names."""
+    parts = [[*path.parts[:-1], path.stem if path.suffix in SUFFIXES else path.name] for path in paths]
+    for length in range(1, max(map(len, parts)) + 1):
+        labels = [re.sub(r"[^\w.+-]+", "_", "-".join(p[-length:])).strip("_") for p in parts]
+        if len(set(labels)) == len(labels):
+            return labels
+    return [f"dataset_{i}" for i in range(len(paths))]
+
+
+def run_config(config: TrainConfig, run: Run) -> TrainConfig:
+    """The config of a job of this run alone."""
+    dataset, task = config.dataset[run.dataset], config.tasks[run.dataset]
+    point = config.at_point(tuple(value for _, value in run.values)) if run.values else config
+    return replace(point, dataset=(dataset,), task=(task,), seeds=(run.seed,), sweep=(), by_dataset=())
+
+
+def data_configs(config: TrainConfig) -> list[TrainConfig]:
+    """A config for each of the job's prepared data."""
+    first = {run.data: run for run in reversed(runs_of(config))}
+    return [run_config(config, first[data]) for data in sorted(first)]
+
+
+# -- which runs share a launch, and what differs between them there
+
+
+def launch_groups(
+    config: TrainConfig, runs: Sequence[Run], rows: Sequence[int], device: torch.device
+) -> list[tuple[Run, ...]]:
+    """Runs grouped into launches: together those whose options differ by stackable ones alone, as many as pay.
+
+    rows: how many each of the job's prepared data has. How runs are grouped changes speed only, never a result.
+    """
+    width = len(runs) if device.type == "cuda" else algorithm_class(config.algorithm).runs_together_on_cpu
+    groups = alike(config, runs, rows)
+    return [tuple(group[i : i + width]) for group in groups for i in range(0, len(group), max(width, 1))]
+
+
+def alike(config: TrainConfig, runs: Sequence[Run], rows: Sequence[int]) -> list[list[Run]]:
+    """Runs grouped by whether one launch could update them."""
+    groups: dict[Hashable, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(_launch_key(config, run, rows), []).append(run)
+    return list(groups.values())
+
+
+def _launch_key(config: TrainConfig, run: Run, rows: Sequence[int]) -> Hashable:
+    options = config.options, config.plugin_options
+    own, count = run_config(config, run) if run.values else config, rows[run.data]
+    parts = [algorithm_class(config.algorithm).launch_key(own.options, count, run.data)]
+    for name, plugin_options in zip(plugin_names(own.plugins, own.algorithm), own.plugin_options, strict=True):
+        parts.append(PLUGINS[name][1].launch_key(plugin_options, count, run.data))
+    for swept, (_, value) in zip(config.swept if run.values else (), run.values, strict=True):
+        # 0 often switches a term off altogether
+        parts.append(value == 0 if _stacks(swept, options, value) else (swept.flag, value))
+    return tuple(parts)
+
+
+def _stacks(swept: Swept, options: Options, value: Any) -> bool:
+    """Whether the value may differ within a launch; a class does not speak for those that inherit from it."""
+    owner = options[0] if swept.place == ALGORITHM else options[1][swept.place]
+    return swept.field in vars(type(owner)).get("stackable", ()) and isinstance(value, float | int)
+
+
+def stacked_options(config: TrainConfig, runs: Sequence[Run], device: torch.device, dtype: torch.dtype) -> Options:
+    """The options of runs that share a launch: numbers, or tensors [R] where they differ."""
+    if not runs[0].values:
+        return config.options, config.plugin_options
+    own = run_config(config, runs[0])
+    algorithm_options, plugin_options = copy(own.options), tuple(copy(options) for options in own.plugin_options)
+    for i, swept in enumerate(config.swept):
+        values = [run.values[i][1] for run in runs]
+        if any(value != values[0] for value in values):
+            kind = torch.int64 if all(isinstance(value, int) for value in values) else dtype
+            owner = algorithm_options if swept.place == ALGORITHM else plugin_options[swept.place]
+            # past the class's own check, which every run's values have passed one by one
+            object.__setattr__(owner, swept.field, torch.tensor(values, dtype=kind, device=device))
+    return algorithm_options, plugin_options

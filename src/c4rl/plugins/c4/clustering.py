@@ -1,0 +1,284 @@
+"""Re-clustering: gradients of the pool -> mixture -> single-cluster batches, and what is reported of it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from c4rl.core.errors import InputError
+from c4rl.core.random import Streams
+from c4rl.plugins.c4.cluster_sampler import ClusterSampler
+from c4rl.plugins.c4.cross_covariance import monitor
+from c4rl.plugins.c4.feature_gradients import Mode
+from c4rl.plugins.c4.gaussian_mixture import CovarianceKind, Failure, Fit, Mixture, fit, kmeans_start
+from c4rl.plugins.c4.principal_directions import Projection, fused_solvers, principal_directions
+from c4rl.plugins.c4.trajectory_tails import with_trajectory_tails
+
+# rows [R, n] of the buffer -> g' and g [R, n, m], and which have a valid next action [R, n]
+PoolGradients = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
+CHUNK = {"cpu": 1024, "cuda": 8192}  # rows per forward pass: a layer's activations fit the CPU's cache
+
+
+@dataclass(frozen=True)
+class ClusteringConfig:
+    K: int = 5
+    """Clusters."""
+    period: int = 200
+    """Critic updates between two clusterings."""
+    mode: Mode = "proxy"
+    """Gradients of Q with respect to its input (exact), or penultimate features (proxy)."""
+    sampler: Literal["soft", "hard", "uniform"] = "soft"
+    """Rows of a batch: with weights r_iz, by arg-max label, or from all rows (penalty alone)."""
+    covariance: CovarianceKind = "full"
+    """Of the mixture's components."""
+    mixture_start: Literal["warm", "cold"] = "warm"
+    """Each fit starts from the last one's responsibilities, or from k-means++."""
+    em_steps: int = 3
+    """EM steps per fit; the first fit and cold ones take ten."""
+    directions: int | None = 16
+    """Proxy mode: principal directions of g' and of g each, on which the mixture is fitted; None: all."""
+    pool: int = 40_000
+    """Rows per fit; larger data are walked through pool by pool."""
+    initial_clusters: Literal["gradients", "state_action"] = "gradients"
+    """The first clusters: as all later ones, or (authors' release) of [s, a], drawn from equally often."""
+    trajectory_tails: bool = False
+    """Authors' release: a cluster also holds what follows its last member in a trajectory; needs --sampler hard."""
+    drop_small: bool = False
+    """Authors' release: clusters below max(256, N // max(K, 10)) rows are not drawn from."""
+    next_features: Literal["target", "online"] = "target"
+    """Network that gives g' when clustering (authors' release: online)."""
+    average_critics: bool = False
+    """Authors' release: at each clustering both critics are overwritten by their average."""
+
+
+COLD_STEPS = 10
+FIT_ROWS = 16_384  # of a larger pool, the mixture is fitted on this many rows or fewer,
+LOOK_ROWS = 4096  # and directions and the report's covariances, of m x m numbers, are estimated on this many
+STATE_ACTION_STEPS = 100  # scikit-learn's limit, which the authors' release leaves as it is
+
+
+class Clustering:
+    """The mixture of a stack, its sampler and its report. All tensors are written in place."""
+
+    def __init__(
+        self,
+        config: ClusteringConfig,
+        seeds: Sequence[int],
+        offsets: Sequence[int],
+        lengths: Sequence[int],
+        device: torch.device,
+        *,
+        state_actions: Callable[[Tensor], Tensor] | None = None,
+        trajectory_ids: Tensor | None = None,
+    ) -> None:
+        """Run r owns the rows offsets[r] ... offsets[r] + lengths[r] - 1 of a buffer.
+
+        state_actions: rows [R, n] -> [R, n, s + a], for --initial-clusters state_action. trajectory_ids: of every row
+        of the buffer, for --trajectory-tails.
+        """
+        self.config, runs = config, len(seeds)
+        if config.trajectory_tails and trajectory_ids is None:
+            raise InputError("--trajectory-tails: nobody said which rows form a trajectory, expected trajectory ids")
+        if config.initial_clusters == "state_action" and state_actions is None:
+            raise InputError(
+                "--initial-clusters: found state_action without the rows' states and actions, expected them"
+            )
+        components = config.K if isinstance(config.K, Tensor) else torch.full((runs,), config.K)
+        self.components = components.to(device, torch.int64)  # K of each run
+        self.clusters = int(components.max())  # the largest, for which all have tables
+        self.state_actions, self.trajectory_ids = state_actions, trajectory_ids
+        self.trajectory_count = 0 if trajectory_ids is None else int(trajectory_ids.max()) + 1
+        self.tables = ClusterSampler(
+            seeds,
+            offsets,
+            lengths,
+            self.components.tolist(),
+            drop_small=config.drop_small,
+            pool_size=config.pool,
+            device=device,
+        )
+        # numbers of the host: a checkpoint must not ask the device
+        self._own_extents = list(zip(self.components.tolist(), self.tables.pool_mask.sum(1).tolist(), strict=True))
+        self.cluster = torch.zeros(runs, dtype=torch.int64, device=device)  # z of the batch at hand
+        self.failed_at = torch.full((runs,), -1, dtype=torch.int64, device=device)
+        self.failure = torch.zeros(runs, dtype=torch.int64, device=device)
+        self.last_index = 0
+        self.mixture: Mixture | None = None
+        self.projections: tuple[Projection, Projection] | None = None
+        self.memberships: Tensor | None = None  # r_iz that the next fit starts from, [R, P, K]
+        self.responsibilities: Tensor | None = None  # those drawn from since the last refresh, [R, P, K]
+
+    # -- drawing
+
+    def rows(self, streams: Streams, batch_size: int) -> Tensor:
+        rows, cluster = self.tables.rows(streams, batch_size)
+        self.cluster.copy_(cluster)
+        return rows
+
+    # -- fitting
+
+    @torch.no_grad()
+    def refresh(self, gradients: PoolGradients, streams: Streams, step: int) -> dict[str, Tensor]:
+        """Fit the mixture to the gradients of the pool's rows; what is reported, [R] each."""
+        config = self.config
+        index = self.last_index = step // config.period
+        pool, mask = self.tables.pool_rows(index), self.tables.pool_mask
+        chunks = [gradients(rows) for rows in pool.split(CHUNK.get(pool.device.type, 1024), dim=1)]
+        g_next, g, valid = (torch.cat(parts, 1) for parts in zip(*chunks, strict=True))
+        valid &= mask
+        # the mixture is fitted on every n-th row of a large pool; all its rows get their responsibilities
+        fitted = _every(pool.shape[1], FIT_ROWS)
+        looked_at = _every(pool.shape[1], LOOK_ROWS)
+        projections = self._projections(*(t[:, looked_at] for t in (g_next, g, valid, mask)))
+        y = self._coordinates(g_next, g, projections)
+        found = self._fit(y[:, fitted], valid[:, fitted], streams, fitted)
+        own = found.responsibilities if fitted.step == 1 else found.mixture.responsibilities(y, valid)
+        drawn, failure = own, found.failure
+        if index == 0 and config.initial_clusters == "state_action":
+            first = self._state_action_clusters(pool, mask, streams)
+            drawn, failure = first.responsibilities, failure | first.failure
+            weights = self._members(drawn, mask)
+            # all clusters weigh the same, so that none counts as small
+            weights = weights / weights.sum(1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
+        else:
+            weights = self._with_tails(self._members(drawn, mask), pool)
+        newly = (failure != 0) & (self.failed_at < 0)
+        self.failed_at.copy_(torch.where(newly, streams.step, self.failed_at))
+        self.failure.copy_(torch.where(newly, failure, self.failure))
+        self.tables.refresh(weights, index, failure != 0)
+        self._keep(found.mixture, projections, own)
+        self.responsibilities = drawn
+        split = monitor(*(t[:, looked_at] for t in (g_next, g, valid, own)))
+        return self._report(split, found.mixture, projections)
+
+    def _fit(self, y: Tensor, valid: Tensor, streams: Streams, fitted: slice) -> Fit:
+        """A warm start takes over which row belongs where, not the parameters: features move so much in 200 updates
+        that the last parameters see all rows in one cluster (seen on hopper data: five clusters fell to one within 800
+        updates). Where the pool holds other rows each time there is nothing to take over, and k-means++ starts anew."""
+        config = self.config
+        steps = config.em_steps if self.mixture is not None and config.mixture_start == "warm" else COLD_STEPS
+        if self._carries_over and self.memberships is not None:
+            start = self.memberships[:, fitted]
+        else:
+            start = kmeans_start(y, streams, self.components, self.clusters, valid)
+        return fit(y, start, valid, covariance=config.covariance, steps=steps)
+
+    @property
+    def _carries_over(self) -> bool:
+        return self.config.mixture_start == "warm" and self.tables.holds_all_rows
+
+    @property
+    def static_refresh(self) -> bool:
+        """Whether every refresh after the first runs the same operations without a word to the host."""
+        directions = None if self.projections is None else self.projections[0].directions
+        solved_here = directions is None or fused_solvers(directions.shape[1], directions.device)
+        return self._carries_over and self.config.sampler != "hard" and solved_here
+
+    def _state_action_clusters(self, pool: Tensor, mask: Tensor, streams: Streams) -> Fit:
+        assert self.state_actions is not None
+        x = self.state_actions(pool)
+        start = kmeans_start(x, streams, self.components, self.clusters, mask)
+        return fit(x, start, mask, covariance=self.config.covariance, steps=STATE_ACTION_STEPS)
+
+    def _members(self, responsibilities: Tensor, mask: Tensor) -> Tensor:
+        """The weights of the pool's rows in each cluster, [R, P, K]: r_iz, or 0 and 1."""
+        weights = responsibilities
+        if self.config.sampler == "hard":
+            weights = torch.nn.functional.one_hot(responsibilities.argmax(2), self.clusters).to(responsibilities.dtype)
+        return torch.where(mask.unsqueeze(2), weights, 0)
+
+    def _with_tails(self, weights: Tensor, pool: Tensor) -> Tensor:
+        if not self.config.trajectory_tails:
+            return weights
+        assert self.trajectory_ids is not None
+        trajectories = self.trajectory_ids[pool]
+        return with_trajectory_tails(weights > 0, trajectories, pool, self.trajectory_count).to(weights.dtype)
+
+    def _projections(
+        self, g_next: Tensor, g: Tensor, valid: Tensor, mask: Tensor
+    ) -> tuple[Projection, Projection] | None:
+        count = self.config.directions
+        if self.config.mode == "exact" or count is None or count >= g.shape[2]:
+            return None
+        return principal_directions(g_next, count, valid), principal_directions(g, count, mask)
+
+    @staticmethod
+    def _coordinates(g_next: Tensor, g: Tensor, projections: tuple[Projection, Projection] | None) -> Tensor:
+        """y = [g', g] as the mixture sees it, [R, P, D]."""
+        if projections is None:
+            return torch.cat([g_next, g], dim=2)
+        return torch.cat([projections[0](g_next), projections[1](g)], dim=2)
+
+    def _keep(self, mixture: Mixture, projections: tuple[Projection, Projection] | None, own: Tensor) -> None:
+        """Take up the fit in place (a captured graph reads these tensors); a failed run's are replaced all the same."""
+        if self.mixture is None:
+            self.memberships = own.clone() if self._carries_over else None
+            self.mixture = Mixture(*(t.clone() for t in mixture))
+            if projections is not None:
+                next_side, side = projections
+                self.projections = Projection(*(t.clone() for t in next_side)), Projection(*(t.clone() for t in side))
+            return
+        for kept, new in zip(self.mixture, mixture, strict=True):
+            kept.copy_(new)
+        if self.memberships is not None:
+            self.memberships.copy_(own)
+        if projections is not None and self.projections is not None:
+            for kept_side, new_side in zip(self.projections, projections, strict=True):
+                for kept, new in zip(kept_side, new_side, strict=True):
+                    kept.copy_(new)
+
+    # -- reporting
+
+    def _report(
+        self, split: dict[str, Tensor], mixture: Mixture, projections: tuple[Projection, Projection] | None
+    ) -> dict[str, Tensor]:
+        weights = self.tables.weights.sort(1, descending=True).values
+        if isinstance(self.config.K, Tensor):  # a run of fewer clusters has no such numbers
+            unused = torch.arange(self.clusters, device=weights.device) >= self.components.unsqueeze(1)
+            weights = weights.masked_fill(unused, torch.nan)
+        out = {"c4_effective_K": mixture.effective_clusters()}
+        out |= {f"c4_cluster_{z}": weights[:, z] for z in range(weights.shape[1])}
+        names = ("within_trace", "between_trace", "within_frobenius", "between_frobenius")
+        out |= {f"c4_{name}": split[name] for name in names}
+        if projections is not None:
+            out |= {
+                "c4_kept_variance_next": projections[0].kept_variance,
+                "c4_kept_variance": projections[1].kept_variance,
+            }
+        return out
+
+    def failures(self) -> dict[int, tuple[int, str]]:
+        out = {}
+        for run, (step, code) in enumerate(zip(self.failed_at.tolist(), self.failure.tolist(), strict=True)):
+            if step >= 0:
+                reasons = " and ".join(reason.name.lower().replace("_", " ") for reason in Failure(code) if reason.name)
+                out[run] = (step, f"the Gaussian mixture could not be fitted ({reasons})")
+        return out
+
+    def state(self) -> dict[str, Tensor]:
+        """Names depend on the options alone. Call it after the first refresh."""
+        assert self.mixture is not None
+        out = {f"sampler.{name}": tensor for name, tensor in self.tables.state().items()}
+        out |= {f"mixture.{name}": tensor for name, tensor in self.mixture._asdict().items()}
+        for side, projection in zip(("next", "now"), self.projections or (), strict=False):
+            out |= {f"projection.{side}.{name}": tensor for name, tensor in projection._asdict().items()}
+        if self.memberships is not None:
+            out["memberships"] = self.memberships
+        return out | {"cluster": self.cluster}
+
+    def extents(self, run: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """K and pool length: the run's own, and those of the stack's tables."""
+        return self._own_extents[run], (self.clusters, self.tables.pool_mask.shape[1])
+
+
+def launch_key(config: ClusteringConfig, rows: int) -> tuple[int, int, bool]:
+    """Runs on this many rows look at every n-th of them, and meet all of them at every refresh or not."""
+    pool = min(rows, config.pool)
+    return _every(pool, FIT_ROWS).step, _every(pool, LOOK_ROWS).step, rows <= config.pool
+
+
+def _every(rows: int, most: int) -> slice:
+    """Every n-th of the rows, the least n that leaves no more than `most`."""
+    return slice(None, None, -(-rows // most))

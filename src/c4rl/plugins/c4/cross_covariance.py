@@ -1,0 +1,183 @@
+"""The cross-covariance C = Cov(g', g) of successive feature gradients: its penalty, its weight and its monitor.
+
+Shapes: g', g are [..., B, m] (in training [R, M, B, m]: runs, twin critics, rows, features). `valid` [..., B], boolean
+or 0/1, marks the rows that have a next action and broadcasts over the leading axes (e.g. [R, 1, B]); n is its sum.
+Nothing here synchronises with the host or has a shape that depends on data.
+"""
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from c4rl.core.errors import InputError
+from c4rl.core.ops import fused, transposed_product
+
+Estimator = Literal["plugin", "unbiased", "dot_product"]
+Scale = Literal["raw", "per_feature"]
+MOST_FUSED_ROWS = 1024  # what one program of the fused kernel can hold
+
+
+def _weights(valid: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Row weights [..., B, 1] in the features' dtype and the number of valid rows n [..., 1, 1]."""
+    weight = valid.to(like.dtype).unsqueeze(-1)
+    return weight, weight.sum(-2, keepdim=True)
+
+
+def _mean(rows: Tensor, weight: Tensor, count: Tensor) -> Tensor:
+    """Mean of the valid rows [..., 1, m]."""
+    return (rows * weight).sum(-2, keepdim=True) / count.clamp_min(1)
+
+
+def cross_covariance(g_next: Tensor, g: Tensor, valid: Tensor) -> Tensor:
+    """C_hat = Cov_B(g', g) = 1/(n-1) sum_i (g'_i - mean g') (g_i - mean g)^T over the valid rows, [..., m, m].
+
+    No gradient flows through g'. The centred g' sums to zero, so the mean of g drops out of C_hat and of its
+    gradient; it is subtracted (detached) only to keep float32 sums small, and costs nothing in the backward pass.
+    """
+    weight, n = _weights(valid, g)
+    with torch.no_grad():
+        centred_next = (g_next - _mean(g_next, weight, n)) * weight / (n - 1).clamp_min(1)
+        mean = _mean(g, weight, n)
+    return centred_next.mT @ (g - mean)
+
+
+def _trace(matrix: Tensor) -> Tensor:
+    return matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
+
+
+def _is_zero(beta: float | Tensor) -> bool:
+    """Known to be zero without looking into a tensor, which would synchronise with the host."""
+    return not isinstance(beta, Tensor) and beta == 0
+
+
+def _plugin(g_next: Tensor, g: Tensor, valid: Tensor, beta: float | Tensor) -> Tensor:
+    if fused(g) and g.dim() == 4 and g.shape[2] <= MOST_FUSED_ROWS and valid.shape == (len(g), 1, g.shape[2]):
+        from c4rl.core.triton.covariance import penalty  # needs Triton
+
+        return penalty(g_next, g, valid, beta)
+    C = cross_covariance(g_next, g, valid)
+    size = C.square().sum((-2, -1))
+    return size if _is_zero(beta) else size + beta * _trace(C).square()
+
+
+def _unbiased(g_next: Tensor, g: Tensor, valid: Tensor, beta: float | Tensor) -> Tensor:
+    """The U-statistics of ||C||_F^2 and (tr C)^2; derivation in docs/unbiased_penalty.md.
+
+    With centred rows x_i = g'_i, y_i = g_i, S = sum_i x_i y_i^T, A_ij = <x_i, y_j>, t = tr S:
+      ||C||_F^2: [ ||S||_F^2 - n/(n-2) sum_i |x_i|^2 |y_i|^2 + sum|x|^2 sum|y|^2 / ((n-1)(n-2)) ] / (n (n-3))
+      (tr C)^2:  [ (n^2-3n+1) t^2 - n(n-1) sum_i A_ii^2 + sum_ij A_ij (A_ij + A_ji) ] / (n (n-1)(n-2)(n-3))
+    Both need four valid rows; with fewer the result is 0.
+    """
+    weight, n = _weights(valid, g)
+    x = ((g_next - _mean(g_next, weight, n)) * weight).detach()
+    y = (g - _mean(g, weight, n)) * weight
+    n = n.squeeze((-2, -1))
+    enough = n >= 4
+    n = n.clamp_min(4)
+    x_norm, y_norm = x.square().sum(-1), y.square().sum(-1)
+    S = x.mT @ y
+    size = S.square().sum((-2, -1)) - n / (n - 2) * (x_norm * y_norm).sum(-1)
+    size = (size + x_norm.sum(-1) * y_norm.sum(-1) / ((n - 1) * (n - 2))) / (n * (n - 3))
+    if _is_zero(beta):
+        return size * enough
+    A = x @ y.mT
+    trace = (n * n - 3 * n + 1) * _trace(S).square() - n * (n - 1) * A.diagonal(dim1=-2, dim2=-1).square().sum(-1)
+    trace = (trace + (A * (A + A.mT)).sum((-2, -1))) / (n * (n - 1) * (n - 2) * (n - 3))
+    return (size + beta * trace) * enough
+
+
+def _dot_product(g_next: Tensor, g: Tensor, valid: Tensor) -> Tensor:
+    weight, n = _weights(valid, g)
+    return (g_next.detach() * weight * g).sum((-2, -1)) / n.squeeze((-2, -1)).clamp_min(1)
+
+
+def penalty(
+    g_next: Tensor,
+    g: Tensor,
+    valid: Tensor,
+    *,
+    beta: float | Tensor = 1.0,
+    estimator: Estimator = "plugin",
+    scale: Scale = "raw",
+) -> Tensor:
+    """R = ||C||_F^2 + beta (tr C)^2 (the paper's batch penalty), one value per leading index, [...].
+
+    estimator
+      'plugin': of C_hat, as the paper has it. Biased upwards by sum_ab Var(C_hat_ab); for Gaussian rows exactly by
+          (tr Sigma' tr Sigma + ||C||_F^2) / (n-1) for ||C||_F^2 and (tr(Sigma' Sigma) + tr(C C)) / (n-1) for (tr C)^2.
+          With m features of unit variance the first is m^2/(n-1): at m = n = 256 it shrinks g itself, whatever C is.
+      'unbiased': the U-statistic, whose expectation and expected gradient are those of the true C (n >= 4).
+          It may be negative.
+      'dot_product': the authors' mean of <g', g>: uncentred, no square, beta unused.
+    scale: 'raw', or 'per_feature' (divided by m). beta is a number, or a tensor that broadcasts to [...].
+    No gradient flows through g'. dR/dg_i = 2 (C + beta tr(C) I)^T (g'_i - mean g') / (n-1) for 'plugin'.
+    """
+    if estimator not in get_args(Estimator):
+        raise InputError(f"penalty: estimator is '{estimator}', expected one of {', '.join(get_args(Estimator))}")
+    if scale not in get_args(Scale):
+        raise InputError(f"penalty: scale is '{scale}', expected one of {', '.join(get_args(Scale))}")
+    if estimator == "plugin":
+        value = _plugin(g_next, g, valid, beta)
+    elif estimator == "unbiased":
+        value = _unbiased(g_next, g, valid, beta)
+    else:
+        value = _dot_product(g_next, g, valid)
+    return value / g.shape[-1] if scale == "per_feature" else value
+
+
+def automatic_weight(
+    penalty: Tensor, td_loss: Tensor, fraction: float | Tensor, running: Tensor, decay: float = 0.99
+) -> Tensor:
+    """The weight lambda [R] that keeps lambda |R| at `fraction` of the TD loss on a moving average.
+
+    penalty, td_loss: [R]. running: [2, R], zeros at the start, updated in place: the moving averages of the TD loss
+    and of |R|. Both start at zero with one decay, so the start-up bias cancels in their ratio. The averages are
+    taken apart, then divided: a single batch with a tiny penalty cannot throw the weight.
+    """
+    with torch.no_grad():
+        running.lerp_(torch.stack([td_loss, penalty.abs()]), 1 - decay)
+        return fraction * running[0] / running[1].clamp_min(1e-12)
+
+
+@torch.no_grad()
+def traces(g_next: Tensor, g: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    """tr C / m and tr C / sqrt(tr Sigma' tr Sigma), [...] each, without forming C."""
+    weight, n = _weights(valid, g)
+    x = (g_next - _mean(g_next, weight, n)) * weight
+    y = (g - _mean(g, weight, n)) * weight
+    products = (x * y).sum((-2, -1))
+    spread = (x.square().sum((-2, -1)) * y.square().sum((-2, -1))).sqrt()
+    trace_per_feature = products / (n - 1).clamp_min(1)[..., 0, 0] / g.shape[-1]
+    return trace_per_feature, products / spread.clamp_min(torch.finfo(g.dtype).tiny)
+
+
+def monitor(g_next: Tensor, g: Tensor, valid: Tensor, responsibilities: Tensor | None = None) -> dict[str, Tensor]:
+    """What the paper watches of C_hat, each [...]: `trace_per_feature` tr C/m, `normalised_trace`
+    tr C / sqrt(tr Sigma' tr Sigma) in [-1, 1] (free of the features' scale), `frobenius` ||C||_F.
+
+    With responsibilities r [..., B, K] (rows sum to 1) also Theorem 2's split C = E_z[C_z] + Cov(mu'_z, mu_z):
+    `within_trace`, `between_trace`, `within_frobenius`, `between_frobenius`, all with the factor n/(n-1) of C_hat,
+    so that the two matrices add up to it. Neither bounds C: the two can cancel.
+    """
+    with torch.no_grad():
+        weight, n = _weights(valid, g)
+        x = (g_next - _mean(g_next, weight, n)) * weight
+        y = (g - _mean(g, weight, n)) * weight
+        C = transposed_product(x, y) / (n - 1).clamp_min(1)
+        spread = (x.square().sum((-2, -1)) * y.square().sum((-2, -1))).sqrt() / (n - 1).clamp_min(1)[..., 0, 0]
+        trace = _trace(C)
+        found = {
+            "trace_per_feature": trace / g.shape[-1],
+            "normalised_trace": trace / spread.clamp_min(torch.finfo(g.dtype).tiny),
+            "frobenius": torch.linalg.matrix_norm(C),
+        }
+        if responsibilities is not None:
+            r = responsibilities * weight
+            mass = r.sum(-2).unsqueeze(-1).clamp_min(torch.finfo(g.dtype).tiny)  # N_z [..., K, 1]
+            # x and y are centred, so r^T x / N_z are the cluster means' offsets from the overall mean
+            between = (r.mT @ x / mass).mT @ (r.mT @ y) / (n - 1).clamp_min(1)
+            for name, matrix in (("within", C - between), ("between", between)):
+                found[f"{name}_trace"] = _trace(matrix)
+                found[f"{name}_frobenius"] = torch.linalg.matrix_norm(matrix)
+        return found

@@ -1,0 +1,121 @@
+"""The divergence as an actor term: weight · D(π, ν_z), where wanted only where the data does not reach."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from c4rl.core.buffer import TransitionBuffer
+from c4rl.core.errors import InputError
+from c4rl.core.networks import Critic, Stack
+from c4rl.core.random import Streams
+from c4rl.plugins.c4.behaviour_model import BehaviourModel
+from c4rl.plugins.c4.clustering import Clustering
+from c4rl.plugins.c4.divergences import BehaviourSamples, PolicySamples, check_divergence, divergence_term
+from c4rl.plugins.c4.feature_gradients import feature_gradients
+from c4rl.plugins.seams import ActorStep, Host
+
+
+@dataclass(frozen=True)
+class DivergenceConfig:
+    divergence: Literal["kl", "kl_data", "renyi", "chi_square", "jsd", "w1", "mse", "mmd"] = "kl_data"
+    """Between the policy and the behaviour model; kl_data is the likelihood of logged actions."""
+    divergence_weight: float = 0.0
+    """Weight in the actor's loss; 0: no divergence term."""
+    divergence_against: Literal["cluster", "mixture"] = "cluster"
+    """Behaviour model: the batch's own cluster (the paper's per-cluster objective), or the mixture of all."""
+    divergence_gate: float | None = None
+    """Act only where (s, π(s)) is less likely, by the mixture of g, than this share of the data; None: everywhere."""
+    divergence_alpha: float = 0.5
+    """Order of the Renyi divergence."""
+    divergence_samples: int = 4
+    """Actions per state that MMD draws from a stochastic policy."""
+
+
+class DivergenceTerm:
+    def __init__(
+        self,
+        config: DivergenceConfig,
+        stack: Stack,
+        algorithm: Host,
+        clustering: Clustering,
+        buffer: TransitionBuffer,
+    ) -> None:
+        density = algorithm.policy_has_density(algorithm.config)
+        check_divergence(config.divergence, deterministic=not density)
+        if config.divergence == "mmd" and density and config.divergence_samples < 2:
+            raise InputError(f"--divergence-samples: found {config.divergence_samples}, expected 2 or more for mmd")
+        self.config, self.clustering, self.buffer = config, clustering, buffer
+        self.critic_inputs = algorithm.critic_inputs
+        self.behaviour = BehaviourModel(
+            stack.runs,
+            clustering.clusters,
+            stack.observation_dim,
+            stack.action_dim,
+            device=stack.device,
+            dtype=stack.dtype,
+        )
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Refit ν_z on the clusters' rows."""
+        clustering = self.clustering
+        assert clustering.responsibilities is not None and clustering.mixture is not None
+        batch = self.buffer.gather(clustering.tables.pool_rows(clustering.last_index))
+        weights = clustering.responsibilities * clustering.tables.pool_mask.unsqueeze(2)
+        self.behaviour.fit(batch.observations, batch.actions, weights.to(batch.actions.dtype))
+
+    def __call__(self, step: ActorStep, streams: Streams) -> Tensor:
+        """[R]: weight · mean over the batch of gate · D(π(·|s), ν(·|s))."""
+        config, batch = self.config, step.batch
+        actions, log_prob = step.actions.unsqueeze(2), step.log_prob
+        log_prob = log_prob.unsqueeze(2) if log_prob is not None else None
+        if config.divergence == "mmd" and step.distribution is not None:
+            shape = (*step.actions.shape[1:2], config.divergence_samples, step.actions.shape[2])
+            actions, log_prob = step.distribution.sample(streams.normal("c4/mmd", *shape))
+        at_data = step.distribution.log_prob(batch.actions) if step.distribution is not None else None
+        divergence = divergence_term(
+            config.divergence,
+            PolicySamples(actions, log_prob, at_data),
+            BehaviourSamples(batch.actions, lambda a: self._log_behaviour(batch.observations, a)),
+            alpha=config.divergence_alpha,
+        )  # [R, B]
+        if config.divergence_gate is not None:
+            divergence = divergence * self.gate(step)
+        return config.divergence_weight * divergence.mean(1)
+
+    def _log_behaviour(self, observations: Tensor, actions: Tensor) -> Tensor:
+        if self.config.divergence_against == "mixture":
+            return self.behaviour.log_prob_mixture(observations, actions)
+        return self.behaviour.log_prob_cluster(observations, actions, self.clustering.cluster)
+
+    def gate(self, step: ActorStep) -> Tensor:
+        """Where the policy leaves the data, [R, B]."""
+        pairs = torch.cat([step.batch.observations, step.actions.detach()], dim=2)
+        return self.open_at(step.critic, pairs, step.batch.state_actions)
+
+    @torch.no_grad()
+    def open_at(self, critic: Critic, pairs: Tensor, data: Tensor) -> Tensor:
+        """1 where g at `pairs` [R, B, s + a] is less likely than the q-quantile it has at `data`, else 0; [R, B].
+
+        The data are those of the batch at hand: a threshold kept from the last refresh goes stale as the features move
+        (199 updates later it was open on 59 to 99% of the data instead of 10%).
+        """
+        assert self.config.divergence_gate is not None
+        threshold = self.likelihood(critic, data).quantile(self.config.divergence_gate, dim=1, keepdim=True)
+        return (self.likelihood(critic, pairs) < threshold).to(pairs.dtype)
+
+    def likelihood(self, critic: Critic, pairs: Tensor) -> Tensor:
+        """log p(g) of pairs [R, B, s + a] under the mixture's marginal of g, [R, B]."""
+        clustering = self.clustering
+        assert clustering.mixture is not None
+        g = feature_gradients(clustering.config.mode, critic, self.critic_inputs(pairs), slice(1))[:, 0]
+        if clustering.projections is not None:
+            g = clustering.projections[1](g)
+        return clustering.mixture.marginal_log_prob(g)
+
+    def state(self) -> dict[str, Tensor]:
+        model = self.behaviour
+        parts = {"weight": model.weight, "bias": model.bias, "log_std": model.log_std, "log_p": model.log_p}
+        return {f"behaviour.{name}": tensor for name, tensor in parts.items()}

@@ -1,0 +1,17 @@
+"""LN (Yue et al., 2023): LayerNorm in every hidden layer of the critics, and nothing else."""
+
+from dataclasses import dataclass
+
+from c4rl.plugins.seams import Plugin
+
+
+@dataclass(frozen=True)
+class LayerNormConfig:
+    """LayerNorm has no options."""
+
+
+class LayerNorm(Plugin):
+    critic_layer_norm = True
+
+    def __init__(self, config: LayerNormConfig) -> None:
+        self.config = config

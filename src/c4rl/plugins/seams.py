@@ -1,0 +1,161 @@
+"""The seams: what may be plugged into any algorithm, and what it is shown there.
+
+An algorithm asks its `Plugins` for four things and knows none of them by name: which rows form the batch, what is added
+to each critic's loss, whether critics carry LayerNorm, and what is added to the actor's loss.
+"""
+
+from collections.abc import Hashable, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from torch import Tensor, nn
+
+from c4rl.core.buffer import Batch, TransitionBuffer, UniformSampler
+from c4rl.core.networks import Critic, CriticOutput, Stack
+from c4rl.core.policies import TanhGaussian
+from c4rl.core.random import Streams
+
+
+class Sampler(Protocol):
+    def rows(self, streams: Streams, batch_size: int) -> Tensor:
+        """[R, B] indices into the buffer."""
+        ...
+
+
+class CriticStep(NamedTuple):
+    """One critic update as a penalty sees it."""
+
+    batch: Batch
+    critic: Critic
+    target: Critic
+    output: CriticOutput  # of the critic at the batch's (s, a), with its graph
+    backup_actions: Tensor  # [R, B, a], the actions of the TD target, without graph
+    td_loss: Tensor  # [R, M]
+
+
+class ActorStep(NamedTuple):
+    """One actor update as an added term sees it."""
+
+    batch: Batch
+    critic: Critic
+    actions: Tensor  # [R, B, a], the policy's actions at s, with graph
+    log_prob: Tensor | None  # [R, B] of those actions; None for deterministic policies
+    distribution: TanhGaussian | None
+
+
+class Host(Protocol):
+    """The algorithm, as a plug-in sees it."""
+
+    has_critic: ClassVar[bool]
+    has_actor_term: ClassVar[bool]
+    config: Any
+    stack: Stack
+    streams: Streams
+
+    @classmethod
+    def policy_has_density(cls, config: Any) -> bool: ...
+
+    @property
+    def critics(self) -> tuple[Critic, Critic] | None: ...
+
+    def critic_inputs(self, state_actions: Tensor) -> Tensor: ...
+
+
+class Plugin:
+    """Does nothing; a plug-in overrides what it needs."""
+
+    critic_layer_norm = False
+    period: int | None = None  # updates between two calls of `refresh`
+
+    @classmethod
+    def check(cls, options: Any, algorithm: type[Host], algorithm_options: Any) -> None:
+        """Refuse options that make no sense with the algorithm and its options, before any work is done."""
+
+    @classmethod
+    def launch_key(cls, options: Any, rows: int, data: int) -> Hashable:
+        """As an algorithm's: runs of equal keys may share a launch."""
+        return data if cls.attach is not Plugin.attach else 0
+
+    def attach(self, algorithm: Host, buffer: TransitionBuffer) -> None:
+        """Called once, after the networks are built."""
+
+    def start(self, algorithm: Host) -> None:
+        """Called once before the first update of runs that begin; others have their state restored instead."""
+
+    def sampler(self) -> Sampler | None:
+        """The rows of the batch, instead of uniform ones."""
+        return None
+
+    def critic_penalty(self, step: CriticStep) -> Tensor | None:
+        """[R, M], added to each head's own loss."""
+        return None
+
+    @property
+    def has_actor_term(self) -> bool:
+        """Whether there is one: without, nobody looks at an ActorStep."""
+        return False
+
+    def actor_term(self, step: ActorStep) -> Tensor | None:
+        """[R], added to the actor's loss."""
+        return None
+
+    def refresh(self, algorithm: Host, step: int) -> dict[str, Tensor]:
+        """Every `period` updates, between two updates; writes in place. Returns what is to be logged, [R] each, NaN
+        for a run that has no such number."""
+        return {}
+
+    @property
+    def static_refresh(self) -> bool:
+        """Whether `refresh` may be captured in a CUDA graph: the same operations each time, no word to the host."""
+        return False
+
+    def metrics(self) -> dict[str, Tensor]:
+        """Of the last update, [R] each, read at the logging interval."""
+        return {}
+
+    def failures(self) -> dict[int, tuple[int, str]]:
+        """Runs (by their place in the stack) that cannot go on -> (update, what happened, in words)."""
+        return {}
+
+    def state(self) -> dict[str, Tensor]:
+        """Tensors to be stored with a checkpoint and restored in place; [R, ...] each."""
+        return {}
+
+    def unpadded(self, name: str, tensor: Tensor, run: int) -> Tensor:
+        """One run's slice of a tensor of `state`, less what only its company in the stack made it hold."""
+        return tensor
+
+    def padded(self, name: str, own: Tensor, run: int) -> Tensor:
+        """The reverse: what `unpadded` gave, as long as this stack needs it."""
+        return own
+
+
+class Plugins:
+    """All plug-ins of a stack, as the algorithm sees them."""
+
+    def __init__(self, plugins: Sequence[Plugin] = ()) -> None:
+        self.all = tuple(plugins)
+
+    @property
+    def critic_layer_norm(self) -> bool:
+        return any(plugin.critic_layer_norm for plugin in self.all)
+
+    def sampler(self, buffer: TransitionBuffer) -> Sampler:
+        samplers = [sampler for plugin in self.all if (sampler := plugin.sampler()) is not None]
+        return samplers[0] if samplers else UniformSampler(buffer)
+
+    def critic_penalty(self, step: CriticStep) -> Tensor | float:
+        terms = [term for plugin in self.all if (term := plugin.critic_penalty(step)) is not None]
+        return sum(terms[1:], start=terms[0]) if terms else 0.0
+
+    @property
+    def have_actor_term(self) -> bool:
+        return any(plugin.has_actor_term for plugin in self.all)
+
+    def actor_term(self, step: ActorStep) -> Tensor | float:
+        terms = [term for plugin in self.all if (term := plugin.actor_term(step)) is not None]
+        return sum(terms[1:], start=terms[0]) if terms else 0.0
+
+
+def module_state(modules: dict[str, nn.Module]) -> dict[str, Tensor]:
+    """Named parameters of named modules, as live tensors."""
+    return {f"{key}/{name}": p.data for key, module in modules.items() for name, p in module.named_parameters()}

@@ -1,0 +1,89 @@
+"""SORL's trajectory styles as a plug-in: C4's single-cluster batches, with styles of trajectories for clusters.
+
+The EM over trajectories runs once, before the first update; then z ~ p_z and rows ~ p̂(z|τ(i)), without any penalty.
+Beside C4 it shows what is clustered: whole trajectories by who acted, or transitions by the critic.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from c4rl.core.buffer import TransitionBuffer
+from c4rl.core.errors import InputError
+from c4rl.core.random import Streams
+from c4rl.plugins.c4.cluster_sampler import ClusterSampler
+from c4rl.plugins.seams import Host, Plugin, Sampler
+from c4rl.plugins.trajectory_styles import StyleConfig, TrajectoryStyles, of_rows
+
+
+@dataclass(frozen=True)
+class StyleSamplerConfig(StyleConfig):
+    styles: int = 5
+    """m: behaviour policies that the trajectories are a mixture of; as many as C4 has clusters."""
+    style_pool: int = 40_000
+    """Rows that batches are drawn from at a time; larger data are walked through pool by pool."""
+    style_period: int = 200
+    """Updates between two pools, where there are several."""
+
+    def __post_init__(self) -> None:
+        self.check()
+        if self.style_pool < 2:
+            raise InputError(f"--style-pool: found {self.style_pool}, expected 2 or more rows")
+        if self.style_period < 1:
+            raise InputError(f"--style-period: found {self.style_period}, expected 1 or more updates")
+
+
+class StyleSampler(Plugin):
+    """Batches of one style each, for any algorithm with a critic."""
+
+    def __init__(self, config: StyleSamplerConfig) -> None:
+        self.config = config
+
+    def attach(self, algorithm: Host, buffer: TransitionBuffer) -> None:
+        config, stack = self.config, algorithm.stack
+        # the EM counts its own steps: the algorithm's random numbers stay those of a run without the plug-in
+        step = torch.zeros((), dtype=torch.int64, device=stack.device)
+        self._streams = Streams(list(stack.seeds), step, stack.dtype)
+        self._styles = TrajectoryStyles(config, stack, buffer, self._streams)
+        self.buffer, self.posteriors = buffer, self._styles.posteriors
+        self.tables = ClusterSampler(
+            stack.seeds,
+            buffer.offsets.tolist(),
+            buffer.lengths.tolist(),
+            [config.styles] * stack.runs,
+            pool_size=config.style_pool,
+            device=stack.device,
+        )
+        self.period = None if self.tables.holds_all_rows else config.style_period
+        self.style = torch.zeros(stack.runs, dtype=torch.int64, device=stack.device)  # z of the batch at hand
+
+    def start(self, algorithm: Host) -> None:
+        self._styles.fit(self._streams)
+        del self._styles  # its policies are not needed any more
+        self._take_up_pool(0)
+
+    def sampler(self) -> Sampler:
+        return self
+
+    def rows(self, streams: Streams, batch_size: int) -> Tensor:
+        rows, style = self.tables.rows(streams, batch_size)
+        self.style.copy_(style)
+        return rows
+
+    def refresh(self, algorithm: Host, step: int) -> dict[str, Tensor]:
+        self._take_up_pool(step // self.config.style_period)
+        return {}
+
+    def metrics(self) -> dict[str, Tensor]:
+        shares = self.tables.weights.to(self.posteriors.dtype)  # p_z, how often each style is drawn from
+        return {f"style_share_{i}": share for i, share in enumerate(shares.unbind(1))}
+
+    def state(self) -> dict[str, Tensor]:
+        tables = {f"sampler.{name}": tensor for name, tensor in self.tables.state().items()}
+        return tables | {"posteriors": self.posteriors, "style": self.style}
+
+    @torch.no_grad()
+    def _take_up_pool(self, index: int) -> None:
+        rows = self.tables.pool_rows(index)
+        self.tables.refresh(of_rows(rows, self.buffer, self.posteriors), index)

@@ -1,0 +1,328 @@
+"""Speed, measured: updates per second of each algorithm, alone and stacked."""
+
+import gc
+import itertools
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from c4rl.core.errors import InputError
+from c4rl.core.files import write_json
+from c4rl.data.dataset import Dataset
+from c4rl.data.packing import Scaling, pack_datasets
+from c4rl.jobs.config import TrainConfig, empty_config
+from c4rl.jobs.registry import algorithm_class
+from c4rl.plugins.c4.plugin import C4Config
+from c4rl.plugins.layer_norm import LayerNormConfig
+from c4rl.training.launch import launches_of
+from c4rl.training.preparation import choose_device
+from c4rl.training.summary import versions
+
+Variant = Literal["none", "layer_norm", "c4-proxy", "c4-exact"]
+VARIANTS: dict[Variant, tuple[tuple[str, ...], tuple[Any, ...]]] = {
+    "none": (("none",), ()),
+    "layer_norm": (("layer_norm",), (LayerNormConfig(),)),
+    "c4-proxy": (("c4",), (C4Config(mode="proxy"),)),
+    "c4-exact": (("c4",), (C4Config(mode="exact"),)),
+}
+
+
+# how an update is run on a GPU: (captured in a CUDA graph, with this package's fused kernels)
+Mode = Literal["graph", "eager", "graph-plain", "eager-plain"]
+MODES: dict[Mode, tuple[bool, bool]] = {
+    "graph": (True, True),
+    "eager": (False, True),
+    "graph-plain": (True, False),
+    "eager-plain": (False, False),
+}
+
+
+def speed(
+    algorithms: tuple[str, ...] = ("bc", "td3_bc", "cql"),
+    plugins: tuple[Variant, ...] = ("none", "c4-proxy", "c4-exact"),
+    runs: tuple[int, ...] | None = None,
+    modes: tuple[Mode, ...] | None = None,
+    rows: int = 10_000,
+    observation_dim: int = 17,
+    action_dim: int = 6,
+    hidden_layers: int | None = None,
+    hidden_width: int | None = None,
+    precision: Literal["fp32", "tf32", "bf16x3", "bf16x6"] = "fp32",
+    seconds: float = 5.0,
+    device: str = "auto",
+    threads: int | None = None,
+    json: Path | None = None,
+) -> int:
+    """Measure updates per second on made-up data of a given shape, evaluation and logging left out.
+
+    Args:
+        algorithms: which ones; of algorithms with several stages, each stage.
+        plugins: measure with each of these, where the algorithm has a critic.
+        runs: stack sizes; default 1 and 5, on a GPU also 25.
+        modes: on a GPU, updates as one CUDA graph or eager, with fused kernels or PyTorch's own (plain). Default:
+            graph, and for TD3+BC and CQL with 1 and 25 runs the others too.
+        rows: rows of data.
+        observation_dim: width of an observation.
+        action_dim: width of an action.
+        hidden_layers: of networks, instead of each algorithm's own number.
+        hidden_width: likewise, units of a layer.
+        precision: of matrix products on a GPU, also of kinds that are not offered for training.
+        seconds: how long each measurement lasts.
+        device: auto, cpu, cuda or cuda:N.
+        threads: CPU threads; default all cores.
+        json: also write the result to this new file.
+    """
+    if json is not None and json.exists():
+        raise InputError(f"--json {json}: exists already, expected a new file (nothing is overwritten)")
+    if threads is not None:
+        torch.set_num_threads(threads)
+    chosen = choose_device(device)
+    data = made_up_dataset(rows, observation_dim, action_dim)
+    peak = peak_flops(chosen)
+    columns = [c for c in COLUMNS if chosen.type == "cuda" or c.on_cpu]
+    print(f"updates per second on {chosen.type}, {precision}, {rows:,} rows, {observation_dim} + {action_dim} numbers")
+    print(_line(columns, [column.heading for column in columns]))
+    name = torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else platform.machine()
+    where = {
+        "device": chosen.type,
+        "name": name,
+        "threads": torch.get_num_threads(),
+        "precision": precision,
+        "peak_flops": peak,
+    }
+    shape = {"rows": rows, "observation_dim": observation_dim, "action_dim": action_dim}
+    given = {"hidden_layers": hidden_layers, "hidden_width": hidden_width}
+    networks: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    results: list[dict[str, Any]] = []
+    flops: dict[tuple[str, Variant, int], float] = {}  # of one run's update
+    for algorithm in algorithms:
+        variants = plugins if algorithm_class(algorithm).has_critic else ("none",)
+        counts = runs or ((1, 5, 25) if chosen.type == "cuda" else (1, 5))
+        for variant, count, mode in itertools.product(variants, counts, MODES):
+            if not _wanted(mode, modes, algorithm, count, chosen):
+                continue
+            config = bench_config(algorithm, variant, count, *MODES[mode])
+            config = replace(config, options=replace(config.options, **networks))
+            for index, stage in enumerate(algorithm_class(algorithm).plan(config.options, config.updates)):
+                result = _measure_one(config, data, chosen, seconds, index, precision)
+                if peak is not None and (algorithm, variant, index) not in flops:
+                    flops[algorithm, variant, index] = update_flops(config, data, index)
+                counted = flops.get((algorithm, variant, index))
+                result["flops_per_run_update"] = counted
+                result["share_of_fp32_peak"] = (
+                    None if peak is None or counted is None else counted * result["run_updates_per_second"] / peak
+                )
+                what = {"algorithm": algorithm, "stage": stage.name, "plugins": variant, "runs": count, "mode": mode}
+                results.append(what | result)
+                print(_line(columns, [column.cell(results[-1]) for column in columns]), flush=True)
+                if json is not None:  # each time: an interrupted measurement keeps what it has
+                    write_json(json, {"shape": shape | networks, "machine": where | versions(), "results": results})
+    return 0
+
+
+def _wanted(mode: Mode, modes: tuple[Mode, ...] | None, algorithm: str, runs: int, device: torch.device) -> bool:
+    if device.type != "cuda":
+        return mode == "graph"  # there is one way on a CPU
+    if modes is not None:
+        return mode in modes
+    return mode == "graph" or (algorithm in ("td3_bc", "cql") and runs in (1, 25))
+
+
+class Column(NamedTuple):
+    heading: str
+    width: int
+    cell: Callable[[dict[str, Any]], str]
+    on_cpu: bool = True
+
+
+COLUMNS = (
+    Column("algorithm", 20, lambda r: r["algorithm"] + ("" if r["stage"] == "training" else f": {r['stage']}")),
+    Column("plug-ins", 10, lambda r: r["plugins"]),
+    Column("mode", 11, lambda r: r["mode"], on_cpu=False),
+    Column("runs", 4, lambda r: str(r["runs"])),
+    Column("updates/s", 9, lambda r: f"{r['updates_per_second']:,.1f}"),
+    Column("run-updates/s", 13, lambda r: f"{r['run_updates_per_second']:,.1f}"),
+    Column("refresh", 7, lambda r: f"{r['clustering_share']:.1%}"),
+    Column("memory", 8, lambda r: f"{r['peak_memory_bytes'] / 1e9:.2f} GB", on_cpu=False),
+    Column("of peak", 7, lambda r: "-" if (s := r["share_of_fp32_peak"]) is None else f"{s:.1%}", on_cpu=False),
+)
+WORDS = ("algorithm", "plug-ins", "mode")  # to the left of their columns; numbers are to the right
+
+
+def _line(columns: Sequence[Column], cells: Sequence[str]) -> str:
+    sides = ("<" if column.heading in WORDS else ">" for column in columns)
+    return "  ".join(f"{cell:{side}{c.width}}" for c, cell, side in zip(columns, cells, sides, strict=True))
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """Additions and multiplications per second that a GPU's fp32 units can do at their highest clock."""
+    if device.type != "cuda":
+        return None
+    properties = torch.cuda.get_device_properties(device)
+    clock = getattr(properties, "clock_rate", None)  # kHz; PyTorch 2.7 and later
+    return None if clock is None else properties.multi_processor_count * 128 * 2 * clock * 1e3
+
+
+def update_flops(config: TrainConfig, data: Dataset, stage: int = 0) -> float:
+    """Of one run's update, refreshes left out: the multiplications and additions of its matrix products."""
+    alone = replace(config, seeds=config.seeds[:1], cuda_graph=False, fused_kernels=False)
+    update, _, _ = stepper_parts(alone, data, torch.device("cpu"), stage)
+    update()
+    with _ProductFlops() as counter:
+        update()
+        update()  # of two: some parts run every second time
+    return counter.total / 2
+
+
+class _ProductFlops(TorchDispatchMode):
+    """As PyTorch's own counter, which follows modules as well and fails where they are called without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if count := flop_registry.get(func._overloadpacket):
+            self.total += count(*args, **(kwargs or {}), out_val=result)
+        return result
+
+
+def bench_config(
+    algorithm: str, variant: Variant, runs: int, graph: bool = True, fused_kernels: bool = True
+) -> TrainConfig:
+    """A job that never touches a file: `stepper` gives it its data."""
+    nowhere, seeds = Path("unused"), tuple(range(runs))
+    plugins, options = VARIANTS[variant]
+    return empty_config(
+        algorithm,
+        plugins,
+        dataset=nowhere,
+        task="none",
+        output=nowhere,
+        seeds=seeds,
+        cuda_graph=graph,
+        fused_kernels=fused_kernels,
+        plugin_options=options,
+    )
+
+
+def _measure_one(
+    config: TrainConfig, data: Dataset, device: torch.device, seconds: float, stage: int, precision: str
+) -> dict[str, Any]:
+    """Rates with the refreshes that fall into the time, and what share of it they took."""
+    if device.type == "cuda":
+        gc.collect()  # what was measured before
+        torch.cuda.reset_peak_memory_stats(device)
+    update, refresh, period = stepper_parts(config, data, device, stage, precision)
+    without = measure(update, seconds, device, warm_up=10)
+    share = 0.0
+    if period is not None:
+        each = 1 / measure(refresh, min(seconds, 2.0), device, warm_up=4)
+        share = each / (each + period / without)
+    rate = without * (1 - share)
+    runs = len(config.seeds)
+    return {
+        "updates_per_second": rate,
+        "run_updates_per_second": rate * runs,
+        "clustering_share": share,
+        "peak_memory_bytes": torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
+    }
+
+
+def made_up_dataset(rows: int, observation_dim: int, action_dim: int, seed: int = 0) -> Dataset:
+    """A smooth made-up process: values are learnable and bounded, so that nothing diverges while timing."""
+    rng = np.random.default_rng(seed)
+    states = rng.standard_normal((rows + 1, observation_dim), dtype=np.float32)
+    actions = np.tanh(rng.standard_normal((rows + 1, action_dim), dtype=np.float32))
+    ends = np.zeros(rows, bool)
+    ends[999::1000] = True
+    ends[-1] = True
+    valid = ~ends
+    return Dataset(
+        observations=states[:-1],
+        actions=actions[:-1],
+        rewards=np.tanh(states[:-1, 0]),
+        next_observations=states[1:],
+        terminals=np.zeros(rows, bool),
+        timeouts=ends,
+        trajectory_ids=np.cumsum(np.concatenate([[False], ends[:-1]])).astype(np.int32),
+        next_actions=actions[1:] * valid[:, None],
+        next_action_valid=valid,
+        action_low=-np.ones(action_dim, np.float32),
+        action_high=np.ones(action_dim, np.float32),
+        source="made up",
+    )
+
+
+def stepper(config: TrainConfig, data: Dataset, device: torch.device) -> Callable[[], None]:
+    """One update of all the job's runs, plug-ins refreshed when due."""
+    update, refresh, period = stepper_parts(config, data, device)
+    count = 0
+
+    def advance() -> None:
+        nonlocal count
+        update()
+        count += 1
+        if period is not None and count % period == 0:
+            refresh()
+
+    return advance
+
+
+def stepper_parts(
+    config: TrainConfig, data: Dataset, device: torch.device, stage: int = 0, precision: str = "fp32"
+) -> tuple[Callable[[], None], Callable[[], None], int | None]:
+    """One update of all the job's runs, from a stage's first on; one refresh of their plug-ins; how many updates lie
+    between refreshes (None where the stage has none)."""
+    s, a = data.observation_dim, data.action_dim
+    one, zero = np.ones, np.zeros
+    scaling = Scaling(zero(s, np.float32), one(s, np.float32), -one(a, np.float32), one(a, np.float32))
+    buffer = pack_datasets([(data, scaling)], device)
+    launches = launches_of(config, buffer, device)
+    for launch in launches:
+        launch.precision = precision
+    stages = launches[0].algorithm.stages
+    periods = [plugin.period for plugin in launches[0].plugins.all if plugin.period is not None]
+    periods = periods if stages[stage].plugged else []
+    step = sum(earlier.updates for earlier in stages[:stage])
+
+    def update() -> None:
+        nonlocal step
+        step += 1
+        for launch in launches:
+            launch.update(step)
+
+    def refresh() -> None:
+        for launch in launches:
+            launch.refresh(periods[0])
+
+    return update, refresh, periods[0] if periods else None
+
+
+def measure(advance: Callable[[], Any], seconds: float, device: torch.device, warm_up: int = 3) -> float:
+    """Calls per second."""
+
+    def settle() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    for _ in range(warm_up):
+        advance()
+    settle()
+    began, count = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds or count < 3:
+        advance()
+        count += 1
+    settle()
+    return count / (time.perf_counter() - began)

@@ -1,0 +1,251 @@
+"""A launch: the runs that are updated in one launch. On a GPU one launch holds them all; on a CPU, as many as pay."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from c4rl.algorithms.algorithm import Algorithm
+from c4rl.core.buffer import Batch, TransitionBuffer, UniformSampler
+from c4rl.core.networks import Stack
+from c4rl.core.numpy_policy import NumpyPolicy
+from c4rl.core.ops import fused, kernels, products
+from c4rl.core.random import Streams
+from c4rl.data.packing import Scaling
+from c4rl.jobs.config import TrainConfig
+from c4rl.jobs.registry import PLUGINS, algorithm_class, plugin_names
+from c4rl.jobs.runs import Run, RunKey, as_runs, launch_groups, runs_of, stacked_options
+from c4rl.plugins.c4.monitor import CrossCovarianceMonitor
+from c4rl.plugins.seams import Plugin, Plugins
+from c4rl.training.cuda_graph import GraphedCalls
+from c4rl.training.snapshot import RunState, Snapshot
+
+METRICS = "metrics/"  # in a RunState: sums since the last reading, so that a resumed job logs the same means
+
+
+def launches_of(
+    config: TrainConfig,
+    buffer: TransitionBuffer,
+    device: torch.device,
+    runs: Sequence[Run] | None = None,
+    states: Mapping[RunKey, RunState] | None = None,
+) -> "list[Launch]":
+    """All runs of the job, or these; buffer: of the job's prepared data, in their order; states: to go on from."""
+    together = launch_groups(config, runs_of(config) if runs is None else runs, buffer.dataset_lengths, device)
+    return [Launch(config, some, buffer, device, states=states) for some in together]
+
+
+def _maker(kind: type) -> Any:
+    """Each class takes its own options, which its base class cannot name."""
+    return kind
+
+
+class Launch:
+    """R runs of the job's algorithm, their data, plug-ins and random streams."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        runs: Sequence[Run | int],
+        buffer: TransitionBuffer,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        states: Mapping[RunKey, RunState] | None = None,
+    ) -> None:
+        """runs: a group of `launch_groups`; a seed stands for a run of a plain job. states: to go on from."""
+        self.config, self.runs, self.device = config, as_runs(runs), device
+        self.seeds = [run.seed for run in self.runs]
+        self.keys: list[RunKey] = [run.key for run in self.runs]
+        self.buffer = buffer.for_runs([run.data for run in self.runs])
+        self.step = torch.zeros((), dtype=torch.int64, device=device)
+        self.streams = Streams(self.seeds, self.step, dtype)
+        names = plugin_names(config.plugins, config.algorithm)
+        own_options, plugin_options = stacked_options(config, self.runs, device, dtype)
+        chosen = [_maker(PLUGINS[name][1])(options) for name, options in zip(names, plugin_options, strict=True)]
+        if (config.monitor or "c4" in names) and algorithm_class(config.algorithm).has_critic:
+            chosen.append(CrossCovarianceMonitor())
+        self.plugins = Plugins(chosen)
+        observation_dim, action_dim = buffer.widths
+        stack = Stack(tuple(self.seeds), observation_dim, action_dim, device, dtype, config.updates)
+        self.algorithm: Algorithm = _maker(algorithm_class(config.algorithm))(
+            own_options, stack, self.streams, self.plugins
+        )
+        with kernels(config.fused_kernels):
+            self.algorithm.attach(self.buffer)
+            for plugin in self.plugins.all:
+                plugin.attach(self.algorithm, self.buffer)
+            for plugin in self.plugins.all if states is None else ():
+                plugin.start(self.algorithm)
+        self.sampler, self.uniform_sampler = self.plugins.sampler(self.buffer), UniformSampler(self.buffer)
+        self.precision = config.precision  # of updates; refreshes and diagnostics are always float32
+        self.stage = 0  # of the last update
+        # names and sums since the last reading of each stage's metrics; a captured graph adds to its stage's sums
+        self._metrics: dict[int, tuple[list[str], Tensor]] = {}
+        self.metric_count = 0
+        self.failed_at = torch.full((len(runs),), -1, dtype=torch.int64, device=device)  # first non-finite update
+        self._next = -1  # the update that the device's step counter is ready for
+        self._graphed = GraphedCalls(self._update) if device.type == "cuda" and config.cuda_graph else None
+        self._refreshes: dict[Plugin, Callable[[int], dict[str, Tensor]]] = {
+            plugin: partial(plugin.refresh, self.algorithm) for plugin in self.plugins.all
+        }
+        if self._graphed is not None:
+            with kernels(config.fused_kernels):
+                static = [plugin for plugin in self.plugins.all if plugin.static_refresh]
+            for plugin in static:
+                self._refreshes[plugin] = GraphedCalls(self._refreshes[plugin], self._graphed.pool)
+        if states is not None:
+            self.load(states)
+
+    def update(self, step: int) -> None:
+        """Update number `step`, from 1."""
+        if step != self._next:
+            self.step.fill_(step - 1)
+        self._next = step + 1
+        self.stage = self.algorithm.stage_at(step)[0]
+        with kernels(self.config.fused_kernels), products(self.precision):
+            if self._graphed is not None:
+                self._graphed(step, self.algorithm.phase(step))
+            else:
+                self._update(step)
+        self.metric_count += 1
+
+    def _update(self, step: int) -> None:
+        """All of an update that runs on the device."""
+        self.step.add_(1)
+        stage = self.algorithm.stages[self.stage]
+        sampler = self.sampler if stage.plugged else self.uniform_sampler
+        batch: Batch = self.buffer.gather(sampler.rows(self.streams, stage.batch_size))
+        metrics = self.algorithm.update(batch, step)
+        for plugin in self.plugins.all if stage.plugged else ():
+            metrics |= plugin.metrics()
+        if self.stage not in self._metrics:
+            self._metrics[self.stage] = sorted(metrics), torch.zeros_like(torch.stack(list(metrics.values())))
+        names, sums = self._metrics[self.stage]
+        values = torch.stack([metrics[name] for name in names])  # [metrics, R]
+        if fused(values):
+            from c4rl.core.triton.metrics import add_metrics  # needs Triton
+
+            add_metrics(values, sums, self.failed_at, self.step)
+        else:
+            sums += values
+            self._note_failures(values)
+
+    def _note_failures(self, values: Tensor) -> None:
+        """values [..., R]: runs with a number that is not finite failed at this update, if not before."""
+        bad = ~values.isfinite().flatten(0, -2).all(0) & (self.failed_at < 0)
+        self.failed_at.copy_(torch.where(bad, self.step, self.failed_at))
+
+    def _due(self, step: int) -> list[Plugin]:
+        plugged = self.plugins.all if self.algorithm.stages[self.stage].plugged else ()
+        return [plugin for plugin in plugged if plugin.period is not None and step % plugin.period == 0]
+
+    def refreshes(self, step: int) -> bool:
+        """Whether `refresh` has plug-ins to refresh after this update."""
+        return bool(self._due(step))
+
+    def refresh(self, step: int) -> dict[RunKey, dict[str, float]]:
+        """What the algorithm and its plug-ins do between updates; per run, what they report."""
+        with kernels(self.config.fused_kernels):
+            found = self.algorithm.after_update(step)
+            for plugin in self._due(step):
+                found = found | self._refreshes[plugin](step)
+        if not found:
+            return {}
+        per_run = torch.stack(list(found.values())).T.tolist()
+        return {  # NaN: not this run's
+            key: {name: value for name, value in zip(found, values, strict=True) if value == value}
+            for key, values in zip(self.keys, per_run, strict=True)
+        }
+
+    def ends_stage(self, step: int) -> bool:
+        return self.algorithm.stage_at(step)[0] != self.algorithm.stage_at(step + 1)[0]
+
+    def read_metrics(self) -> dict[RunKey, dict[str, float]]:
+        """Means since the last reading, per run; starts anew."""
+        names, sums = self._metrics[self.stage]
+        means = (sums / max(self.metric_count, 1)).T.tolist()
+        sums.zero_()
+        self.metric_count = 0
+        return {key: dict(zip(names, run, strict=True)) for key, run in zip(self.keys, means, strict=True)}
+
+    def failures(self) -> dict[RunKey, tuple[int, str]]:
+        """Runs that cannot go on -> the update at which it showed, and what it was."""
+        # the largest size in each tensor, one launch each: it is not finite where anything in the tensor is not
+        largest = [
+            torch.linalg.vector_norm(tensor.reshape(len(self.runs), -1), torch.inf, dim=1).to(self.streams.dtype)
+            for tensor in self.live_state().values()
+            if tensor.dim() and tensor.is_floating_point() and tensor.numel()
+        ]
+        self._note_failures(torch.stack(largest))
+        steps = zip(self.keys, self.failed_at.tolist(), strict=True)
+        out = {key: (step, "a loss or weight was not finite") for key, step in steps if step >= 0}
+        for plugin in self.plugins.all:
+            out |= {self.keys[run]: failure for run, failure in plugin.failures().items()}
+        return out
+
+    def live_state(self) -> dict[str, Tensor]:
+        """Every tensor training changes, live. All but scalars carry the run axis first."""
+        out = self.algorithm.state()
+        for plugin in self.plugins.all:
+            out |= {f"plugin.{type(plugin).__name__}/{name}": tensor for name, tensor in plugin.state().items()}
+        return out
+
+    def run_states(self) -> dict[RunKey, RunState]:
+        """A copy per run."""
+        return self.snapshot().run_states()
+
+    def snapshot(self) -> Snapshot:
+        """A copy of all, on the device."""
+        names, sums = self._metrics.get(self.stage, ([], ()))
+        metrics = {METRICS + name: tensor for name, tensor in zip(names, sums, strict=True)}
+        metrics |= {f"{METRICS}count": torch.tensor(self.metric_count), f"{METRICS}stage": torch.tensor(self.stage)}
+        return Snapshot.of(self.keys, self.live_state() | metrics, self._unpadded)
+
+    def _unpadded(self, name: str, tensor: Tensor, run: int) -> Tensor:
+        plugin, own_name = self._owner(name)
+        return plugin.unpadded(own_name, tensor, run) if plugin is not None else tensor
+
+    def _padded(self, name: str, own: Tensor, run: int) -> Tensor:
+        plugin, own_name = self._owner(name)
+        return plugin.padded(own_name, own, run) if plugin is not None else own
+
+    def _owner(self, name: str) -> tuple[Plugin | None, str]:
+        """The plug-in that a tensor of `live_state` belongs to, and what it calls it."""
+        for plugin in self.plugins.all:
+            prefix = f"plugin.{type(plugin).__name__}/"
+            if name.startswith(prefix):
+                return plugin, name.removeprefix(prefix)
+        return None, name
+
+    def load(self, states: Mapping[RunKey, RunState]) -> None:
+        """Restore in place what `run_states` gave, in whatever stack."""
+        for name, tensor in self.live_state().items():
+            runs = [self._padded(name, states[key][name], run) for run, key in enumerate(self.keys)]
+            tensor.copy_(torch.stack(runs) if tensor.dim() else runs[0])
+        first = states[self.keys[0]]
+        self.metric_count, self.stage = int(first[f"{METRICS}count"]), int(first[f"{METRICS}stage"])
+        names = sorted({n.removeprefix(METRICS) for n in first if n.startswith(METRICS)} - {"count", "stage"})
+        if names:  # a run stopped before its first update has none
+            sums = [[states[key].get(METRICS + name, 0.0) for key in self.keys] for name in names]
+            self._metrics[self.stage] = names, torch.tensor(sums, dtype=self.streams.dtype, device=self.device)
+
+    def policies(self, scaling: Scaling | Sequence[Scaling]) -> dict[RunKey, NumpyPolicy]:
+        """The evaluation policy of every run, with normaliser and bounds inside: those of one dataset, or of the
+        job's prepared data in their order."""
+        scalings = [scaling if isinstance(scaling, Scaling) else scaling[run.data] for run in self.runs]
+        weights, biases = (
+            [t.detach().float().cpu().numpy() for t in tensors] for tensors in self.algorithm.policy_layers()
+        )
+        return {
+            key: NumpyPolicy(
+                weights=tuple(w[run].copy() for w in weights),
+                biases=tuple(b[run].copy() for b in biases),
+                observation_mean=own.observation_mean,
+                observation_std=own.observation_std,
+                action_low=own.action_low,
+                action_high=own.action_high,
+            )
+            for run, (key, own) in enumerate(zip(self.keys, scalings, strict=True))
+        }

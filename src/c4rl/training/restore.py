@@ -1,0 +1,34 @@
+"""A finished or interrupted job's networks, as they were at its last checkpoint."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from c4rl.core.errors import InputError
+from c4rl.data.packing import pack_datasets
+from c4rl.jobs.config import TrainConfig
+from c4rl.jobs.runs import RunKey, alike, file_name, runs_of
+from c4rl.training.checkpoint import load_checkpoint
+from c4rl.training.launch import Launch
+from c4rl.training.preparation import Preparation, prepare_all
+from c4rl.training.run_directory import RunDirectory, job_config
+
+
+def restore(
+    folder: Path, device: torch.device | None = None, run: RunKey | None = None
+) -> tuple[Launch, Preparation, TrainConfig]:
+    """All runs of a job in one launch, ready to be looked at or updated; or one of them, named as in its files."""
+    device = device or torch.device("cpu")
+    config = replace(job_config(folder), output=folder)
+    preparations = prepare_all(config)
+    buffer = pack_datasets([(p.train, p.scaling) for p in preparations], device)
+    states, progress = load_checkpoint(RunDirectory(folder).checkpoint)
+    runs = [one for one in runs_of(config) if run in (None, one.key, file_name(one.key))]
+    if not runs or len({one.data for one in runs}) > 1 or len(alike(config, runs, buffer.dataset_lengths)) > 1:
+        names = ", ".join(file_name(one.key) for one in runs_of(config))
+        found = "no run named, and they differ in their data or networks" if runs else f"no run '{run}'"
+        raise InputError(f"{folder}: found {found}, expected one of {names}")
+    launch = Launch(config, runs, buffer, device, states=states)
+    launch.step.fill_(progress.update)
+    return launch, preparations[runs[0].data], config
