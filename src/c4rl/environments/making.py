@@ -22,12 +22,11 @@ def make_environment(task: Task) -> gymnasium.Env:
         from c4rl.environments.maze2d import Maze2D
 
         return Maze2D(task.environment, dense=task.dense, horizon=task.horizon)
-    made = _make_gym(task.environment, task.horizon)
     if task.domain == "locomotion":
         from c4rl.environments.locomotion import Locomotion
 
-        return Locomotion(made, task.environment, task.horizon)
-    return made
+        return Locomotion(task.environment, task.horizon)
+    return _make_gym(task.environment, task.horizon)
 
 
 def gym_dimensions(environment: str) -> tuple[int, int, int]:
