@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
-import mujoco
 import numpy as np
 from gymnasium.envs.registration import load_env_creator
 
-from c4rl.environments.d4rl_physics import D4RLPhysics
+from c4rl.environments.d4rl_physics import D4RLPhysics, step
 
 Array = np.ndarray
 
@@ -78,7 +77,7 @@ class Locomotion(gymnasium.Wrapper):
         robot = self._robot
         before = self._forward[0]
         self._data.ctrl[:] = action
-        mujoco.mj_step(self._model, self._data, nstep=self._frames)
+        step(self._model, self._data, self._frames)
         self._steps += 1
         speed = (self._forward[0] - before) / self._dt
         # summed in the action's own precision, as gymnasium does
