@@ -1,4 +1,4 @@
-"""Evaluation in worker processes: gymnasium's own returns, whoever computes them, and no process left behind."""
+"""Evaluation in worker processes: the returns of a plain loop, whoever computes them, and no process left behind."""
 
 import os
 import signal
@@ -8,13 +8,14 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
-import gymnasium
 import numpy as np
 import pytest
+from gymnasium.wrappers import TimeLimit
 
 from c4rl.core.errors import InputError
 from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.environments.evaluation import EvaluationPool, rollout
+from c4rl.environments.locomotion import gymnasium_environment
 from c4rl.environments.making import make_environment
 from c4rl.environments.tasks import Task, get_task
 
@@ -68,10 +69,10 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "gym:broken_environments:"
 
 
-def test_returns_equal_a_plain_gymnasium_loop() -> None:
+def test_returns_equal_a_plain_loop_over_gymnasiums_own_class() -> None:
     task = get_task("hopper-medium-v2")
     policy = random_policy(task, 0)
-    environment = gymnasium.make("Hopper-v4")
+    environment = TimeLimit(gymnasium_environment("Hopper-v4"), 1000)
     expected = []
     for episode in range(10):
         observation, _ = environment.reset(seed=100 + episode)

@@ -16,9 +16,8 @@ def make_environment(task: Task) -> gymnasium.Env:
         from c4rl.environments.maze2d import Maze2D
 
         return Maze2D(task.environment, dense=task.dense, horizon=task.horizon)
-    made = make_gym(task.environment, task.horizon)
     if task.domain == "locomotion":
         from c4rl.environments.locomotion import Locomotion
 
-        return Locomotion(made, task.environment, task.horizon)
-    return made
+        return Locomotion(task.environment, task.horizon)
+    return make_gym(task.environment, task.horizon)
