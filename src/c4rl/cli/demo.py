@@ -53,23 +53,17 @@ def demo(
     folder = output or _free_folder(Path("runs"))
     check_new_output(folder)
     chosen = get_task(task)
-    folder.mkdir(parents=True)
     data = folder / "dataset.npz"
-    record(task, size, 0, data)
-    console.print(f"recorded {size:,} transitions of {chosen.name}: {data}", highlight=False)
-
-    results: dict[str, dict[str, Any]] = {}
-    panels = []
-    for title, plugins in (("TD3+BC", ("none",)), ("TD3+BC + C4", ("c4",))):
-        job = folder / title.lower().replace("+", "_").replace(" ", "").replace("__", "_")
-        config = empty_config(
+    methods: dict[str, tuple[C4Config, ...]] = {"TD3+BC": (), "TD3+BC + C4": (C4,)}
+    jobs = {  # all that can be wrong with the flags is found here, before anything is written
+        title: empty_config(
             "td3_bc",
-            plugins,
+            ("c4",) if plugin_options else ("none",),
             options=OPTIONS,
-            plugin_options=(C4,) if plugins == ("c4",) else (),
+            plugin_options=plugin_options,
             dataset=data,
             task=chosen.name,
-            output=job,
+            output=folder / title.lower().replace("+", "_").replace(" ", "").replace("__", "_"),
             seeds=seeds,
             updates=updates,
             eval_every=updates,
@@ -77,8 +71,12 @@ def demo(
             log_every=500,
             monitor=True,
         )
-        results[title] = train(config, console)
-        panels.append(_panel(title, chosen, job))
+        for title, plugin_options in methods.items()
+    }
+    record(task, size, 0, data)
+    console.print(f"recorded {size:,} transitions of {chosen.name}: {data}", highlight=False)
+    results = {title: train(config, console) for title, config in jobs.items()}
+    panels = [_panel(title, chosen, config.output) for title, config in jobs.items()]
 
     picture = folder / "maze.png"
     maze_figure(chosen, panels, picture, title=f"{chosen.name}: {size:,} logged transitions, {updates:,} updates")
