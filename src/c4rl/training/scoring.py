@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from c4rl.data.tasks import get_task
+from c4rl.data.tasks import get_task, simulator
 from c4rl.environments.evaluation import EvaluationPool
 from c4rl.errors import InputError
 from c4rl.files import replacing
@@ -88,6 +88,7 @@ def score_folder(folder: Path, episodes: int, checkpoint: str, seed: int, name: 
             }
     return {
         "task": tasks[0] if len(tasks) == 1 else tasks,
+        "environment": simulator(*map(get_task, tasks)),
         "score": " and ".join(dict.fromkeys(kinds.values())),
         "checkpoint": checkpoint,
         "seed": seed,

@@ -9,7 +9,7 @@ import torch
 
 import c4rl
 from c4rl.config import TrainConfig
-from c4rl.data.tasks import Task
+from c4rl.data.tasks import Task, simulator
 from c4rl.training.checkpoint import Progress
 from c4rl.training.preparation import Preparation
 from c4rl.training.runs import Run, RunKey, file_name, key_of
@@ -47,6 +47,7 @@ def summarise(
     single = groups[0] if len(groups) == 1 else {}
     return {
         "task": _one_or_all(list(dict.fromkeys(config.tasks))),
+        "environment": simulator(*(preparation.task for preparation in preparations)),
         "algorithm": config.algorithm,
         "plugins": [name for name in config.plugins if name != "none"],
         "seeds": list(config.seeds),
