@@ -185,8 +185,9 @@ class Page:
         config: dict[str, Any] = {"seeds": SEEDS, "updates": UPDATES, "eval_episodes": EPISODES}
         config |= jobs[0]["config"] if jobs else {}
         versions = {f"{job['summary']['device']}, torch {job['summary']['versions']['torch']}" for job in jobs}
-        scored_on = physics(jobs) or NOT_RUN
-        if scored_on == OLD_PHYSICS:
+        name = physics(jobs)
+        scored_on = NOT_RUN if name is None else f"D4RL's physics ({name})"
+        if name == OLD_PHYSICS:
             scored_on = (
                 f"**{OLD_PHYSICS} physics, not D4RL's**: scores on D4RL's differ, see [environments](environments.md)"
             )

@@ -64,8 +64,8 @@ def compile_model(source: str | Path) -> mujoco.MjModel:
 
 def step(model: mujoco.MjModel, data: mujoco.MjData, frames: int) -> None:
     """`mj_step`, `frames` times."""
-    has_quaternions = model.nq > model.nv
-    if _ROTATES_IN_RUNGE_KUTTA and has_quaternions and model.opt.integrator == mujoco.mjtIntegrator.mjINT_RK4:
+    # more positions than velocities: some are quaternions
+    if _ROTATES_IN_RUNGE_KUTTA and model.nq > model.nv and model.opt.integrator == mujoco.mjtIntegrator.mjINT_RK4:
         for _ in range(frames):
             _runge_kutta(model, data)
     else:
