@@ -22,7 +22,7 @@ def test_jacobian_times_vector_equals_automatic_differentiation() -> None:
     mlp = StackedMLP(stack, "net", (7, 11, 13, 4))
     generator = torch.Generator().manual_seed(0)
     x, v = torch.randn(2, 2, 9, 7, generator=generator, dtype=torch.float64)
-    y, product = jacobian_vector_product(mlp, x, v)
+    y, product = jacobian_vector_product(x, v, mlp.layers())
     for run in range(2):
         network = one_run(mlp, run)
         jacobian = torch.func.vmap(torch.func.jacrev(network))(x[run])

@@ -84,16 +84,15 @@ def all_large(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(linear_maps, name, lambda *sizes: True)
 
 
-@on_gpu.PARTS
+@on_gpu.PRECISIONS
 @pytest.mark.usefixtures("all_large")
-def test_products_of_numbers_in_parts(mode: str, bound: float) -> None:
-    bound = 1e-6 if mode == "bf16x6" else bound  # NumPy rounds its sums
-    on_gpu.test_products_of_numbers_in_parts(mode, bound, rows=100, columns=72)
+def test_products_in_each_precision(mode: str, bound: float) -> None:
+    on_gpu.test_products_in_each_precision(mode, bound, rows=100, columns=72)
 
 
 @pytest.mark.usefixtures("all_large")
-def test_a_network_whose_layers_are_kept_in_parts() -> None:
-    networks_on_gpu.test_a_network_whose_layers_are_kept_in_parts(2, rows=40, widths=(72, 80, 64))
+def test_a_network_whose_layers_are_kept_split() -> None:
+    networks_on_gpu.test_a_network_whose_layers_are_kept_split(2, rows=40, widths=(72, 80, 64))
 
 
 @pytest.mark.parametrize("mode", ["fp32", "bf16x3"])

@@ -4,11 +4,8 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.optim.adam import adam
 
-from c4rl.core.ops import fused
-
-BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
+from c4rl.core.ops.adam import adam_step
 
 
 def flatten_parameters(module: nn.Module) -> Tensor:
@@ -60,43 +57,7 @@ class FlatAdam:
         if self.clip_norm is not None:
             self._clip(self.clip_norm)
         lr = self._flat_lr if isinstance(self.lr, Tensor) else self.lr
-        if fused(self.flat):
-            from c4rl.core.triton.adam import adam_step  # needs Triton
-
-            adam_step(self.flat, self.gradient, self.first, self.second, self.count, lr, factor)
-        elif isinstance(lr, Tensor):
-            # scheduled step sizes are float32, as PyTorch's Adam wants them
-            self._step_per_run((lr.float() * factor).to(lr.dtype) if isinstance(factor, Tensor) else lr * factor)
-        else:
-            self._step_alike(lr * factor)
-
-    def _step_alike(self, lr: float | Tensor) -> None:
-        adam(
-            [self.flat],
-            [self.gradient],
-            [self.first],
-            [self.second],
-            [],
-            [self.count],
-            fused=True,
-            amsgrad=False,
-            beta1=BETA_1,
-            beta2=BETA_2,
-            lr=lr,
-            weight_decay=0.0,
-            eps=EPSILON,
-            maximize=False,
-        )
-
-    def _step_per_run(self, lr: Tensor) -> None:
-        """The same written out: PyTorch's takes one step size for all."""
-        self.count += 1
-        self.first.lerp_(self.gradient, 1 - BETA_1)
-        self.second.mul_(BETA_2).addcmul_(self.gradient, self.gradient, value=1 - BETA_2)
-        count = self.count.double()
-        first = self.first / (1 - BETA_1**count).to(self.flat.dtype)
-        scale = (self.second / (1 - BETA_2**count).to(self.flat.dtype)).sqrt_().add_(EPSILON)
-        self.flat.addcmul_(lr, first.div_(scale), value=-1)
+        adam_step(self.flat, self.gradient, self.first, self.second, self.count, lr, factor)
 
     def _clip(self, most: float) -> None:
         squares = [g.flatten(1).square().sum(1) for g in self._gradient_views]

@@ -55,7 +55,7 @@ def speed(
     action_dim: int = 6,
     hidden_layers: int | None = None,
     hidden_width: int | None = None,
-    precision: Literal["fp32", "tf32", "bf16x3", "bf16x6"] = "fp32",
+    precision: Literal["fp32", "bf16x3"] = "fp32",
     seconds: float = 5.0,
     device: str = "auto",
     threads: int | None = None,
@@ -74,7 +74,7 @@ def speed(
         action_dim: width of an action.
         hidden_layers: of networks, instead of each algorithm's own number.
         hidden_width: likewise, units of a layer.
-        precision: of matrix products on a GPU, also of kinds that are not offered for training.
+        precision: of matrix products on a GPU.
         seconds: how long each measurement lasts.
         device: auto, cpu, cuda or cuda:N.
         threads: CPU threads; default all cores.

@@ -11,7 +11,8 @@ from c4rl.algorithms.algorithm import Algorithm
 from c4rl.core.buffer import Batch, TransitionBuffer, UniformSampler
 from c4rl.core.networks import Stack
 from c4rl.core.numpy_policy import NumpyPolicy
-from c4rl.core.ops import fused, kernels, products
+from c4rl.core.ops import kernels, products
+from c4rl.core.ops.metrics import add_metrics, note_failures
 from c4rl.core.random import Streams
 from c4rl.data.packing import Scaling
 from c4rl.jobs.config import TrainConfig
@@ -124,18 +125,7 @@ class Launch:
             self._metrics[self.stage] = sorted(metrics), torch.zeros_like(torch.stack(list(metrics.values())))
         names, sums = self._metrics[self.stage]
         values = torch.stack([metrics[name] for name in names])  # [metrics, R]
-        if fused(values):
-            from c4rl.core.triton.metrics import add_metrics  # needs Triton
-
-            add_metrics(values, sums, self.failed_at, self.step)
-        else:
-            sums += values
-            self._note_failures(values)
-
-    def _note_failures(self, values: Tensor) -> None:
-        """values [..., R]: runs with a number that is not finite failed at this update, if not before."""
-        bad = ~values.isfinite().flatten(0, -2).all(0) & (self.failed_at < 0)
-        self.failed_at.copy_(torch.where(bad, self.step, self.failed_at))
+        add_metrics(values, sums, self.failed_at, self.step)
 
     def _due(self, step: int) -> list[Plugin]:
         plugged = self.plugins.all if self.algorithm.stages[self.stage].plugged else ()
@@ -178,7 +168,7 @@ class Launch:
             for tensor in self.live_state().values()
             if tensor.dim() and tensor.is_floating_point() and tensor.numel()
         ]
-        self._note_failures(torch.stack(largest))
+        note_failures(torch.stack(largest), self.failed_at, self.step)
         steps = zip(self.keys, self.failed_at.tolist(), strict=True)
         out = {key: (step, "a loss or weight was not finite") for key, step in steps if step >= 0}
         for plugin in self.plugins.all:

@@ -7,8 +7,6 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
-from c4rl.core.optimizers import BETA_1, BETA_2, EPSILON
-
 BLOCK = 1024
 
 
@@ -50,15 +48,18 @@ def adam_step(
     second: Tensor,
     count: Tensor,
     lr: float | Tensor,
-    factor: Tensor | float = 1.0,
+    factor: Tensor | float,
+    beta_1: float,
+    beta_2: float,
+    epsilon: float,
 ) -> None:
-    """One step in place. lr: a number, or one per parameter like `flat`; factor multiplies it; count: steps so far."""
+    """See c4rl.core.ops.adam."""
     count += 1
     per_parameter, scheduled = isinstance(lr, Tensor), isinstance(factor, Tensor)
     assert scheduled or factor == 1.0
     number = 0.0 if isinstance(lr, Tensor) else lr
     _adam_kernel[(triton.cdiv(flat.numel(), BLOCK),)](
         flat, gradient, first, second, count, lr if per_parameter else flat, factor if scheduled else count,
-        number, flat.numel(), BETA_1, BETA_2, math.log(BETA_1), math.log(BETA_2), EPSILON,
+        number, flat.numel(), beta_1, beta_2, math.log(beta_1), math.log(beta_2), epsilon,
         per_parameter, scheduled, BLOCK,
     )  # fmt: skip

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from c4rl.core.ops.random import cluster_rows, uniform_48
 from c4rl.core.random import Streams
 
 
@@ -92,30 +93,9 @@ class ClusterSampler:
 
         Before a run's first refresh: all its rows uniformly, z = 0.
         """
-        if streams.fuses:
-            return self._fused_rows(streams, batch_size)
-        ends = self._ends()
-        total = ends[:, -1:]
-        z = torch.searchsorted(ends, _below(_uniform(streams, "c4/cluster", 1) * total, total), right=True)
-        z = z.clamp(max=self.clusters - 1)
-        end = ends.gather(1, z)
-        start = torch.where(z > 0, ends.gather(1, (z - 1).clamp(min=0)), 0)
-        u = _uniform(streams, "c4/rows", batch_size)
-        flat = torch.searchsorted(self._cumulative, _below(start + u * (end - start), end), right=True)
-        size = self._pool.shape[1]
-        clustered = self._pool.gather(1, (flat - z * size).clamp(0, size - 1))
-        uniform = self.offsets + (u * self.lengths).long()
-        return torch.where(self._started, clustered, uniform), torch.where(self._started, z, 0).squeeze(1)
-
-    def _fused_rows(self, streams: Streams, batch_size: int) -> tuple[Tensor, Tensor]:
-        from c4rl.core.triton.random import cluster_rows  # needs Triton
-
-        rows = torch.empty(len(self._pool), batch_size, dtype=torch.int64, device=self._pool.device)
-        cluster = torch.empty(len(self._pool), dtype=torch.int64, device=self._pool.device)
         keys = streams.keys("c4/cluster"), streams.keys("c4/rows")
         tables = self._cumulative, self._pool, self._started, self.offsets, self.lengths
-        cluster_rows(rows, cluster, *keys, streams.step, *tables)
-        return rows, cluster
+        return cluster_rows(*keys, streams.step, batch_size, *tables)
 
     def state(self) -> dict[str, Tensor]:
         """The tables of the last refresh, for a checkpoint."""
@@ -131,17 +111,6 @@ class ClusterSampler:
         return self._cumulative[:, size - 1 :: size].contiguous()
 
 
-def _uniform(streams: Streams, stream: str, count: int) -> Tensor:
-    """Uniform on [0, 1) with 48 bits, [R, count] float64: 24 bits would favour some rows among millions."""
-    high, low = streams.uniform(stream, 2, count).double().unbind(1)
-    return high + low * 2.0**-24
-
-
-def _below(value: Tensor, end: Tensor) -> Tensor:
-    """Rounding may carry a value up to its stretch's end, which belongs to the next row that can be drawn."""
-    return torch.minimum(value, torch.nextafter(end, torch.zeros_like(end)))
-
-
 def _shuffled_order(seeds: Sequence[int], lengths: Tensor, pool_size: int) -> Tensor | None:
     """A permutation of each run's rows, [R, N_max]; None where every run fits in its pool."""
     longest, step = int(lengths.max()), torch.zeros((), dtype=torch.int64, device=lengths.device)
@@ -151,7 +120,7 @@ def _shuffled_order(seeds: Sequence[int], lengths: Tensor, pool_size: int) -> Te
     # run by run: what is drawn depends on how many are drawn, and must not depend on a longer run beside it
     for run, (seed, length) in enumerate(zip(seeds, lengths.flatten().tolist(), strict=True)):
         if length > pool_size:
-            key[run, :length] = _uniform(Streams([seed], step), "c4/pool", length)[0]
+            key[run, :length] = uniform_48(Streams([seed], step).keys("c4/pool"), step, length)[0]
         else:  # a run that fits in its pool keeps its order
             key[run, :length] = torch.arange(length, device=lengths.device) / length
     return key.argsort(1).int()

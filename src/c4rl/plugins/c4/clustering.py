@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from c4rl.core.errors import InputError
+from c4rl.core.ops.subspace import solved_on_device
 from c4rl.core.random import Streams
 from c4rl.plugins.c4.cluster_sampler import ClusterSampler
 from c4rl.plugins.c4.cross_covariance import monitor
 from c4rl.plugins.c4.feature_gradients import Mode
 from c4rl.plugins.c4.gaussian_mixture import CovarianceKind, Failure, Fit, Mixture, fit, kmeans_start
-from c4rl.plugins.c4.principal_directions import Projection, fused_solvers, principal_directions
+from c4rl.plugins.c4.principal_directions import Projection, principal_directions
 from c4rl.plugins.c4.trajectory_tails import with_trajectory_tails
 
 # rows [R, n] of the buffer -> g' and g [R, n, m], and which have a valid next action [R, n]
@@ -173,7 +174,7 @@ class Clustering:
     def static_refresh(self) -> bool:
         """Whether every refresh after the first runs the same operations without a word to the host."""
         directions = None if self.projections is None else self.projections[0].directions
-        solved_here = directions is None or fused_solvers(directions.shape[1], directions.device)
+        solved_here = directions is None or solved_on_device(directions.shape[1], directions.device)
         return self._carries_over and self.config.sampler != "hard" and solved_here
 
     def _state_action_clusters(self, pool: Tensor, mask: Tensor, streams: Streams) -> Fit:

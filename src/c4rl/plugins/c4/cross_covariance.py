@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from c4rl.core.errors import InputError
-from c4rl.core.ops import fused, transposed_product
+from c4rl.core.ops.covariance import cross_covariance as cross_covariance
+from c4rl.core.ops.covariance import cross_covariance_size
+from c4rl.core.ops.mlp import transposed_product
 
 Estimator = Literal["plugin", "unbiased", "dot_product"]
 Scale = Literal["raw", "per_feature"]
-MOST_FUSED_ROWS = 1024  # what one program of the fused kernel can hold
 
 
 def _weights(valid: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -29,19 +30,6 @@ def _mean(rows: Tensor, weight: Tensor, count: Tensor) -> Tensor:
     return (rows * weight).sum(-2, keepdim=True) / count.clamp_min(1)
 
 
-def cross_covariance(g_next: Tensor, g: Tensor, valid: Tensor) -> Tensor:
-    """C_hat = Cov_B(g', g) = 1/(n-1) sum_i (g'_i - mean g') (g_i - mean g)^T over the valid rows, [..., m, m].
-
-    No gradient flows through g'. The centred g' sums to zero, so the mean of g drops out of C_hat and of its
-    gradient; it is subtracted (detached) only to keep float32 sums small, and costs nothing in the backward pass.
-    """
-    weight, n = _weights(valid, g)
-    with torch.no_grad():
-        centred_next = (g_next - _mean(g_next, weight, n)) * weight / (n - 1).clamp_min(1)
-        mean = _mean(g, weight, n)
-    return centred_next.mT @ (g - mean)
-
-
 def _trace(matrix: Tensor) -> Tensor:
     return matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
 
@@ -49,16 +37,6 @@ def _trace(matrix: Tensor) -> Tensor:
 def _is_zero(beta: float | Tensor) -> bool:
     """Known to be zero without looking into a tensor, which would synchronise with the host."""
     return not isinstance(beta, Tensor) and beta == 0
-
-
-def _plugin(g_next: Tensor, g: Tensor, valid: Tensor, beta: float | Tensor) -> Tensor:
-    if fused(g) and g.dim() == 4 and g.shape[2] <= MOST_FUSED_ROWS and valid.shape == (len(g), 1, g.shape[2]):
-        from c4rl.core.triton.covariance import penalty  # needs Triton
-
-        return penalty(g_next, g, valid, beta)
-    C = cross_covariance(g_next, g, valid)
-    size = C.square().sum((-2, -1))
-    return size if _is_zero(beta) else size + beta * _trace(C).square()
 
 
 def _unbiased(g_next: Tensor, g: Tensor, valid: Tensor, beta: float | Tensor) -> Tensor:
@@ -118,7 +96,7 @@ def penalty(
     if scale not in get_args(Scale):
         raise InputError(f"penalty: scale is '{scale}', expected one of {', '.join(get_args(Scale))}")
     if estimator == "plugin":
-        value = _plugin(g_next, g, valid, beta)
+        value = cross_covariance_size(g_next, g, valid, beta)
     elif estimator == "unbiased":
         value = _unbiased(g_next, g, valid, beta)
     else:
