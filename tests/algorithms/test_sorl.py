@@ -164,8 +164,8 @@ class TestStylesAsASampler:
         ("algorithm", "plugins", "message"),
         [
             ("cql", ("c4", "sorl"), "--plugins: found c4 and sorl, which both choose the rows of a batch"),
-            ("sorl", ("sorl",), "--plugins: found 'sorl' beside --algorithm sorl"),
-            ("bc", ("sorl",), "acts on a critic"),
+            ("cql", ("sorl", "c4"), "--plugins: found sorl and c4, which both choose the rows of a batch"),
+            ("sorl", ("sorl",), "--plugins: found --algorithm sorl and sorl, which both find the styles"),
         ],
     )
     def test_combinations_without_meaning_are_refused(
