@@ -134,7 +134,18 @@ def test_options_that_need_the_trainer_are_refused() -> None:
 
 
 def test_importing_c4_needs_torch_and_numpy_alone() -> None:
-    blocked = ["tyro", "rich", "h5py", "safetensors", "gymnasium", "mujoco", "matplotlib", "tensorboard", "triton", "minari"]
+    blocked = [
+        "tyro",
+        "rich",
+        "h5py",
+        "safetensors",
+        "gymnasium",
+        "mujoco",
+        "matplotlib",
+        "tensorboard",
+        "triton",
+        "minari",
+    ]
     code = f"""
 import sys
 sys.modules |= dict.fromkeys({blocked})  # importing one of them raises ImportError

@@ -53,12 +53,12 @@ def plugin_names(names: tuple[str, ...], algorithm: str) -> tuple[str, ...]:
     if len(set(chosen)) < len(chosen):
         raise InputError(f"--plugins: found {' '.join(chosen)}, expected each plug-in at most once")
     host = algorithm_class(algorithm)
-    for i, name in enumerate(chosen):
+    for name in chosen:
         plugin = PLUGINS[name][1]
         if plugin.needs_critic and not host.has_critic:
             raise InputError(f"--plugins: '{name}' acts on a critic, and '{algorithm}' has none")
-        others: dict[str, type[Algorithm] | type[Plugin]] = {other: PLUGINS[other][1] for other in chosen[:i]}
+        others: dict[str, type[Algorithm] | type[Plugin]] = {n: PLUGINS[n][1] for n in chosen if n != name}
         for other, kind in ({f"--algorithm {algorithm}": host} | others).items():
             if both := plugin.clash(kind):
-                raise InputError(f"--plugins: found {other} and {name}, which both {both}, expected one of them")
+                raise InputError(f"--plugins: found {name} and {other}, which both {both}, expected one of them")
     return chosen
