@@ -164,8 +164,8 @@ class TestStylesAsASampler:
         ("algorithm", "plugins", "message"),
         [
             ("cql", ("c4", "sorl"), "--plugins: found c4 and sorl, which both choose the rows of a batch"),
-            ("sorl", ("sorl",), "--plugins: found 'sorl' beside --algorithm sorl"),
-            ("bc", ("sorl",), "acts on a critic"),
+            ("cql", ("sorl", "c4"), "--plugins: found sorl and c4, which both choose the rows of a batch"),
+            ("sorl", ("sorl",), "--plugins: found sorl and --algorithm sorl, which both find the styles"),
         ],
     )
     def test_combinations_without_meaning_are_refused(
@@ -210,8 +210,8 @@ class TestSeveralStylesInALane:
     ("options", "message"),
     [
         ({"styles": 0}, "--styles: found 0"),
-        ({"style_temperature": 0.0}, "--style-temperature: found 0.0"),
-        ({"style_least_share": 1.0}, "--style-least-share: found 1.0"),
+        ({"style_temperature": 0.0}, "--style-temperature: found 0,"),
+        ({"style_least_share": 1.0}, "--style-least-share: found 1,"),
         ({"expectile": 1.0}, "--expectile: found 1.0"),
         ({"advantage_temperature": 0.0}, "--advantage-temperature: found 0.0"),
     ],

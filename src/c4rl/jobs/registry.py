@@ -52,10 +52,13 @@ def plugin_names(names: tuple[str, ...], algorithm: str) -> tuple[str, ...]:
             raise InputError(f"--plugins: found '{name}', expected none or some of {', '.join(PLUGINS)}")
     if len(set(chosen)) < len(chosen):
         raise InputError(f"--plugins: found {' '.join(chosen)}, expected each plug-in at most once")
-    if algorithm in chosen:
-        raise InputError(f"--plugins: found '{algorithm}' beside --algorithm {algorithm}, expected one of them")
-    if {"c4", "sorl"} <= set(chosen):
-        raise InputError("--plugins: found c4 and sorl, which both choose the rows of a batch, expected one of them")
-    if chosen and not algorithm_class(algorithm).has_critic:
-        raise InputError(f"--plugins: '{chosen[0]}' acts on a critic, and '{algorithm}' has none")
+    host = algorithm_class(algorithm)
+    for name in chosen:
+        plugin = PLUGINS[name][1]
+        if plugin.needs_critic and not host.has_critic:
+            raise InputError(f"--plugins: '{name}' acts on a critic, and '{algorithm}' has none")
+        others: dict[str, type[Algorithm] | type[Plugin]] = {n: PLUGINS[n][1] for n in chosen if n != name}
+        for other, kind in ({f"--algorithm {algorithm}": host} | others).items():
+            if both := plugin.clash(kind):
+                raise InputError(f"--plugins: found {name} and {other}, which both {both}, expected one of them")
     return chosen

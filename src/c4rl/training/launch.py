@@ -73,6 +73,7 @@ class Launch:
         self.algorithm: Algorithm = _maker(algorithm_class(config.algorithm))(
             own_options, stack, self.streams, self.plugins
         )
+        self.buffer.weights = self.plugins.row_weights(self.buffer)
         with kernels(config.fused_kernels):
             self.algorithm.attach(self.buffer)
             for plugin in self.plugins.all:
@@ -141,6 +142,7 @@ class Launch:
             found = self.algorithm.after_update(step)
             for plugin in self._due(step):
                 found = found | self._refreshes[plugin](step)
+            self.buffer.take_up_weights()
         if not found:
             return {}
         per_run = torch.stack(list(found.values())).T.tolist()
@@ -214,6 +216,7 @@ class Launch:
         for name, tensor in self.live_state().items():
             runs = [self._padded(name, states[key][name], run) for run, key in enumerate(self.keys)]
             tensor.copy_(torch.stack(runs) if tensor.dim() else runs[0])
+        self.buffer.take_up_weights()
         first = states[self.keys[0]]
         self.metric_count, self.stage = int(first[f"{METRICS}count"]), int(first[f"{METRICS}stage"])
         names = sorted({n.removeprefix(METRICS) for n in first if n.startswith(METRICS)} - {"count", "stage"})

@@ -78,17 +78,17 @@ def cluster_rows(
     size = pool.shape[1]
     ends = cumulative[:, size - 1 :: size].contiguous()  # [R, K]
     total = ends[:, -1:]
-    z = torch.searchsorted(ends, _below(uniform_48(cluster_keys, step, 1) * total, total), right=True)
+    z = torch.searchsorted(ends, below(uniform_48(cluster_keys, step, 1) * total, total), right=True)
     z = z.clamp(max=ends.shape[1] - 1)
     end = ends.gather(1, z)
     start = torch.where(z > 0, ends.gather(1, (z - 1).clamp(min=0)), 0)
     u = uniform_48(row_keys, step, count)
-    flat = torch.searchsorted(cumulative, _below(start + u * (end - start), end), right=True)
+    flat = torch.searchsorted(cumulative, below(start + u * (end - start), end), right=True)
     clustered = pool.gather(1, (flat - z * size).clamp(0, size - 1))
     uniform = offsets + (u * lengths).long()
     return torch.where(started, clustered, uniform), torch.where(started, z, 0).squeeze(1)
 
 
-def _below(value: Tensor, end: Tensor) -> Tensor:
+def below(value: Tensor, end: Tensor) -> Tensor:
     """Rounding may carry a value up to its stretch's end, which belongs to the next row that can be drawn."""
     return torch.minimum(value, torch.nextafter(end, torch.zeros_like(end)))

@@ -1,7 +1,8 @@
 """Single-cluster minibatches (Algorithm 1): z ~ Cat(p), then rows with weights r_iz.
 
 With p_z = mean_i r_iz every row is drawn equally often, sum_z p_z r_iz / sum_j r_jz = 1/N: clusters change which rows
-meet in a batch, not the distribution of the data. p is therefore always taken from the responsibilities in use.
+meet in a batch, not the distribution of the data. p is therefore always taken from the responsibilities in use. Rows
+of weights w_i come up in proportion to them, by p_z ~ sum_i w_i r_iz and rows ~ w_i r_iz.
 """
 
 from collections.abc import Sequence
@@ -28,16 +29,12 @@ class ClusterSampler:
         lengths: Sequence[int],
         components: Sequence[int],
         *,
-        drop_small: bool = False,
         pool_size: int = 40_000,
         device: torch.device | str = "cpu",
     ) -> None:
-        """components: K of each run. drop_small: clusters of fewer than max(256, N // max(K, 10)) rows get weight 0,
-        as in the authors' code; a run that would lose all its clusters keeps them."""
-        self.drop_small = drop_small
+        """components: K of each run."""
         self.offsets = torch.tensor(offsets, device=device).unsqueeze(1)
         self.lengths = torch.tensor(lengths, device=device).unsqueeze(1)
-        self.components = torch.tensor(components, device=device).unsqueeze(1)
         runs, clusters, size = len(seeds), max(components), min(pool_size, max(lengths))
         self._order = _shuffled_order(seeds, self.lengths, size)
         self._pool_lengths = self.lengths.clamp(max=size)
@@ -71,21 +68,26 @@ class ClusterSampler:
         position = (refresh_index * self._pool_lengths + self._position) % self.lengths
         return self.offsets + (position if self._order is None else self._order.gather(1, position))
 
-    def refresh(self, responsibilities: Tensor, refresh_index: int, failed: Tensor | None = None) -> None:
+    def refresh(
+        self,
+        responsibilities: Tensor,
+        refresh_index: int,
+        failed: Tensor | None = None,
+        row_weights: Tensor | None = None,
+    ) -> None:
         """Take up the responsibilities [R, P, K] of `pool_rows(refresh_index)` (one-hot ones: hard clusters).
 
-        failed: [R], runs whose fit could not be done; they keep drawing as before.
+        failed: [R], runs whose fit could not be done; they keep drawing as before. row_weights: w_i [R, n] of each
+        run's own rows; without, all are 1.
         """
-        weights = responsibilities.double()
-        weights = torch.where(self.pool_mask.unsqueeze(2), weights, 0).transpose(1, 2)
-        if self.drop_small:
-            sizes = weights.sum(2)
-            large = sizes >= (self._pool_lengths // self.components.clamp(min=10)).clamp(min=256)
-            weights = weights * (large | ~large.any(1, keepdim=True)).unsqueeze(2)
-        cumulative = weights.flatten(1).cumsum(1)
+        pool = self.pool_rows(refresh_index)
+        weights = torch.where(self.pool_mask.unsqueeze(2), responsibilities.double(), 0)
+        if row_weights is not None:
+            weights = weights * row_weights.gather(1, pool - self.offsets).unsqueeze(2)
+        cumulative = weights.transpose(1, 2).flatten(1).cumsum(1)
         fresh = torch.ones_like(self._started) if failed is None else ~failed.unsqueeze(1)
         self._cumulative.copy_(torch.where(fresh, cumulative, self._cumulative))
-        self._pool.copy_(torch.where(fresh, self.pool_rows(refresh_index), self._pool))
+        self._pool.copy_(torch.where(fresh, pool, self._pool))
         self._started.copy_(self._started | fresh)
 
     def rows(self, streams: Streams, batch_size: int) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ from torch import Tensor
 from c4rl.core.buffer import TransitionBuffer
 from c4rl.core.errors import InputError
 from c4rl.core.networks import Critic, Stack
+from c4rl.core.options import Options, option
 from c4rl.core.random import Streams
 from c4rl.plugins.c4.behaviour_model import BehaviourModel
 from c4rl.plugins.c4.clustering import Clustering
@@ -18,18 +19,18 @@ from c4rl.plugins.seams import ActorStep, Host
 
 
 @dataclass(frozen=True)
-class DivergenceConfig:
+class DivergenceConfig(Options):
     divergence: Literal["kl", "kl_data", "renyi", "chi_square", "jsd", "w1", "mse", "mmd"] = "kl_data"
     """Between the policy and the behaviour model; kl_data is the likelihood of logged actions."""
-    divergence_weight: float = 0.0
+    divergence_weight: float = option(0.0, at_least=0, at_most=1e6)
     """Weight in the actor's loss; 0: no divergence term."""
     divergence_against: Literal["cluster", "mixture"] = "cluster"
     """Behaviour model: the batch's own cluster (the paper's per-cluster objective), or the mixture of all."""
-    divergence_gate: float | None = None
+    divergence_gate: float | None = option(None, above=0, below=1)
     """Act only where (s, π(s)) is less likely, by the mixture of g, than this share of the data; None: everywhere."""
-    divergence_alpha: float = 0.5
+    divergence_alpha: float = option(0.5, above=0, at_most=100)
     """Order of the Renyi divergence."""
-    divergence_samples: int = 4
+    divergence_samples: int = option(4, at_least=1, at_most=1000)
     """Actions per state that MMD draws from a stochastic policy."""
 
 
