@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from c4rl.cli.main import main
 from c4rl.cli import train as train_command
+from c4rl.cli.main import main
 from c4rl.jobs.config import TrainConfig, field_names
 from c4rl.jobs.registry import ALGORITHMS, PLUGINS
 

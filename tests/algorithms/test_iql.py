@@ -10,7 +10,8 @@ import pytest
 import torch
 import tyro
 
-from c4rl.algorithms.iql import IQL, advantage_weight, expectile_loss
+from c4rl.algorithms.implicit_q import advantage_weight, expectile_loss
+from c4rl.algorithms.iql import IQL
 from c4rl.core.buffer import Batch
 from c4rl.core.errors import InputError
 from c4rl.core.policies import dropout_masks
@@ -95,7 +96,7 @@ def test_an_update_is_v_then_actor_then_q_each_on_the_new_v(policy: str) -> None
     value_loss.backward()
     optimizer.step()
 
-    metrics = algorithm.update(batch, 1)
+    metrics = algorithm.update(batch, 1, batch)
     torch.testing.assert_close(flat(algorithm.value), flat(new))
     torch.testing.assert_close(metrics["value_loss"][0], value_loss.detach())
     actor_loss, critic_loss = losses(new)
@@ -210,7 +211,7 @@ def test_penalties_see_the_logged_next_action_and_only_where_there_is_one() -> N
     spy = Spy()
     algorithm.plugins.all = (spy,)
     batch = batch_at(launch, 1)
-    metrics = algorithm.update(batch, 1)
+    metrics = algorithm.update(batch, 1, batch)
     torch.testing.assert_close(spy.step.backup_actions, batch.next_state_actions[..., 5:])
     assert 0 < batch.next_valid.sum() < 32
     assert torch.equal(spy.step.batch.continues, batch.next_valid)

@@ -47,7 +47,7 @@ def test_losses_equal_the_formulas() -> None:
         y = batch.rewards + 0.99 * batch.continues * torch.minimum(q[:, 0], q[:, 1])
         online = algorithm.critic(s, a).q
         critic_loss = ((online[:, 0] - y) ** 2).mean() + ((online[:, 1] - y) ** 2).mean()
-    metrics = algorithm.update(batch, step)
+    metrics = algorithm.update(batch, step, batch)
     torch.testing.assert_close(metrics["critic_loss"][0], critic_loss)
     # the actor's loss uses the critic after its step, Q1 alone, |Q| averaged without gradient
 
