@@ -39,7 +39,7 @@ def next_batch(launch: Launch, step: int) -> Batch:
 def one_update(launch: Launch, step: int = 1) -> dict[str, float]:
     batch = next_batch(launch, step)
     found = launch.algorithm.update(batch, step, batch)
-    return {name: float(values[0]) for name, values in found.items()}
+    return {name: float(values[0].detach()) for name, values in found.items()}
 
 
 FORMS: dict[str, dict[str, Any]] = {

@@ -213,8 +213,8 @@ class TestSeveralStylesInALane:
         ({"styles": 0}, "--styles: found 0"),
         ({"style_temperature": 0.0}, "--style-temperature: found 0.0"),
         ({"style_least_share": 1.0}, "--style-least-share: found 1.0"),
-        ({"expectile": 1.0}, "--expectile: found 1.0"),
-        ({"advantage_temperature": 0.0}, "--advantage-temperature: found 0.0"),
+        ({"expectile": 1.0}, "--expectile: found 1, expected a number above 0, below 1"),
+        ({"advantage_temperature": 0.0}, "--advantage-temperature: found 0, expected a number above 0"),
     ],
 )
 def test_options_without_meaning_are_refused(options: dict[str, float], message: str) -> None:

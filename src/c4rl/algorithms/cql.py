@@ -25,7 +25,7 @@ LAGRANGE_MAXIMUM = 1e6
 class CQLConfig(CriticConfig):
     cql_weight: PerRun = option(10.0, at_least=0, at_most=1e6)
     """α_cql, the weight of the conservative term."""
-    cql_actions: int = option(10, at_least=1, at_most=10_000)
+    cql_actions: int = option(10, at_least=1, at_most=100_000)
     """N: actions drawn per state from each of the uniform, π(s) and π(s') distributions."""
     cql_temperature: float = option(1.0, above=0, at_most=1e6)
     """T of the log-sum-exp."""

@@ -60,13 +60,12 @@ class ImplicitQ(Algorithm):
         """A = min Q̄(s, a) - V(s) [R, B]."""
         return logged_q - self.value(batch.observations)
 
-    def actor_step(self, loss: Tensor) -> None:
-        """One step on the actor's loss [R], by a step size that falls from the first update of training to the last."""
-        factor: Tensor | float = 1.0
-        if self.config.actor_schedule == "cosine":
-            before = sum(stage.updates for stage in self.stages[:-1])
-            factor = self._schedule.at(self.streams.step, before=before)
-        self.optimizers["actor"].step(loss, factor)
+    @property
+    def actor_lr_factor(self) -> Tensor | float:
+        """From 1 at the first update of the training stage to 0 after the last, or 1."""
+        if self.config.actor_schedule == "constant":
+            return 1.0
+        return self._schedule.at(self.streams.step, before=sum(stage.updates for stage in self.stages[:-1]))
 
     def td_step(self, batch: Batch) -> Metrics:
         """Critics: TD on V; no action is chosen anywhere. A penalty on (s', a') is shown the logged a'."""

@@ -59,7 +59,8 @@ class IQL(ImplicitQ):
         weight = advantage_weight(advantage, config.inverse_temperature, config.weight_maximum)
         actions, log_prob, distribution, distance = self._policy_at(actor_batch)
         actor_loss = (weight * distance).mean(1)
-        self.actor_step(actor_loss + self.actor_term(actor_batch, actions, log_prob, distribution))
+        term = self.actor_term(actor_batch, actions, log_prob, distribution)
+        self.optimizers["actor"].step(actor_loss + term, self.actor_lr_factor)
 
         # critics: TD on the new V
         metrics |= self.td_step(batch)

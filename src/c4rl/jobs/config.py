@@ -69,7 +69,7 @@ class TrainConfig:
     reward_shift: float = 0.0
     """See --reward-scale."""
     normalize_returns: bool = False
-    """Scale rewards by 1000 / (best - worst trajectory return) first."""
+    """Scale rewards by 1000 / (best - worst return of a whole trajectory) first."""
     action_low: tuple[float, ...] | None = None
     """Lower action bounds: one number, or one per action. Default: the task's, the file's, or -1."""
     action_high: tuple[float, ...] | None = None
@@ -250,6 +250,8 @@ def preset_fields(name: str, algorithm: str, plugins: tuple[str, ...] | None, ta
     """The fields of TrainConfig that a preset gives; plugins: those to be used instead of the preset's own."""
     if name == PUBLISHED:
         return published_fields(algorithm, plugins or ("none",), task)
+    if not algorithm_class(algorithm).has_critic:
+        raise InputError(f"--preset {name}: C4 acts on a critic, and '{algorithm}' has none")
     chosen = preset(name, algorithm, task)
     names = plugin_names(plugins if plugins is not None else chosen.plugins, algorithm)
     return {

@@ -13,7 +13,14 @@ from c4rl.data.dataset import Dataset
 from c4rl.data.info import observation_statistics
 from c4rl.data.loading import load_dataset
 from c4rl.data.packing import Scaling
-from c4rl.data.subsets import hold_out, row_subset, subset_with_replacement, trajectory_subset
+from c4rl.data.subsets import (
+    hold_out,
+    row_subset,
+    subset_with_replacement,
+    trajectory_returns,
+    trajectory_subset,
+    whole_trajectories,
+)
 from c4rl.environments.making import make_environment
 from c4rl.environments.tasks import Task, get_task, missing
 from c4rl.jobs.config import TrainConfig
@@ -99,7 +106,7 @@ def _scaling(config: TrainConfig, train: Dataset, full: Dataset) -> Scaling:
     scaling = Scaling(mean, std, train.action_low, train.action_high, config.reward_scale, config.reward_shift)
     if not config.normalize_returns:
         return scaling
-    returns = np.bincount(train.trajectory_ids, weights=train.rewards)
+    returns = trajectory_returns(train)[whole_trajectories(train)]
     spread = float(returns.max() - returns.min())
     if spread == 0:
         raise InputError(
