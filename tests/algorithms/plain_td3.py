@@ -57,7 +57,7 @@ class PlainTD3:
 
     def update_critics(self, batch: Batch, noise: Tensor) -> Tensor:
         """noise: standard normal, [B, a]."""
-        config, squares = self.config, []
+        config, errors = self.config, []
         for j in range(batch.rewards.shape[1]):
             s, a, s_next = batch.observations[0, j], batch.actions[0, j], batch.next_observations[0, j]
             with torch.no_grad():
@@ -66,11 +66,11 @@ class PlainTD3:
                 value = min(self.q(self.targets, s_next, a_next))
                 if isinstance(config, ReBRACConfig) and batch.next_valid[0, j] == 1:
                     logged = batch.next_state_actions[0, j, len(s) :]
-                    value = value - config.critic_cloning * total([(x - y) ** 2 for x, y in zip(a_next, logged)])
+                    value = value - config.critic_cloning * total(squares(a_next, logged))
                 ended = batch.continues[0, j] == 0
                 y = batch.rewards[0, j] if ended else batch.rewards[0, j] + config.discount * value
-            squares += [(q - y) ** 2 for q in self.q(self.critics, s, a)]
-        loss = total(squares) / batch.rewards.shape[1]
+            errors += [(q - y) ** 2 for q in self.q(self.critics, s, a)]
+        loss = total(errors) / batch.rewards.shape[1]
         step(self.critic_adam, loss)
         return loss
 
@@ -80,12 +80,11 @@ class PlainTD3:
             s, a = batch.observations[0, j], batch.actions[0, j]
             action = torch.tanh(self.actor(s))
             both = self.q(self.critics, s, action)
-            squares = [(x - y) ** 2 for x, y in zip(action, a)]
             if isinstance(config, ReBRACConfig):
-                distances.append(config.actor_cloning * total(squares))
+                distances.append(config.actor_cloning * total(squares(action, a)))
                 values.append(min(both))
             else:
-                distances.append(mean(squares))
+                distances.append(mean(squares(action, a)))
                 values.append(both[0])
         size = float(mean([value.detach().abs() for value in values]))
         loss = mean(distances) - config.alpha / size * mean(values)
@@ -106,6 +105,10 @@ class PlainTD3:
             for i, mine in enumerate(members):
                 for ours, theirs in zip(PlainMLP(mlp, i).parameters, mine.parameters, strict=True):
                     torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9, msg=name)
+
+
+def squares(x: Tensor, y: Tensor) -> list[Tensor]:
+    return [(one - other) ** 2 for one, other in zip(x, y, strict=True)]
 
 
 def step(adam: torch.optim.Adam, loss: Tensor) -> None:
