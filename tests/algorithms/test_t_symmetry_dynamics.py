@@ -78,7 +78,7 @@ def test_the_encoders_side_of_the_ode_joins_late() -> None:
             fields = (algorithm.dynamics.forward_field, algorithm.dynamics.reverse_field)
             l1 = sum(p.abs().sum() for field in fields for p in field.parameters())
         expected = terms.reconstruction + terms.decoder_ode + 0.1 * terms.symmetry + weight * terms.encoder_ode
-        torch.testing.assert_close(algorithm.update(batch, step)["dynamics_loss"], expected + 1e-3 * l1)
+        torch.testing.assert_close(algorithm.update(batch, step, batch)["dynamics_loss"], expected + 1e-3 * l1)
 
 
 def test_what_follows_a_terminal_is_no_transition() -> None:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 
 from c4rl.algorithms.td3_bc import TD3BC, TD3BCConfig
 from c4rl.core.buffer import TransitionBuffer
+from c4rl.core.options import may_differ
 from c4rl.data.packing import pack_datasets
 from c4rl.jobs.config import TrainConfig, from_json, read_config, to_json
 from c4rl.jobs.registry import ALGORITHMS
@@ -99,7 +100,9 @@ def test_a_run_of_a_swept_stack_is_the_run_alone(name: str) -> None:
         assert metrics[one.key] == pytest.approx(launch.read_metrics()[one.seed], rel=1e-6, abs=1e-9)
 
 
-STACKABLE = [(name, field) for name, kind in ALGORITHMS.items() for field in sorted(kind.config_type.stackable)]
+STACKABLE = [
+    (name, field.name) for name, kind in ALGORITHMS.items() for field in fields(kind.config_type) if may_differ(field)
+]
 
 
 @pytest.mark.parametrize(("algorithm", "field"), STACKABLE)
@@ -196,8 +199,8 @@ def test_only_what_can_share_a_launch_does() -> None:
     assert launches("cql", "tau=0.1,0.2", seeds=(0, 1)) == [["tau=0.1"] * 2 + ["tau=0.2"] * 2]
 
 
-def test_a_config_does_not_speak_for_its_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one algorithm can take per run, an algorithm that borrows its options may not."""
+def test_options_declared_once_hold_for_children_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What may differ between the runs of a launch may also in an algorithm that inherits the option."""
 
     @dataclass(frozen=True)
     class ChildConfig(TD3BCConfig):
@@ -207,7 +210,7 @@ def test_a_config_does_not_speak_for_its_children(monkeypatch: pytest.MonkeyPatc
         config_type = ChildConfig
 
     monkeypatch.setitem(ALGORITHMS, "child", Child)
-    assert launches("child", "alpha=1,2") == [["alpha=1.0"], ["alpha=2.0"]]
+    assert launches("child", "alpha=1,2") == [["alpha=1.0", "alpha=2.0"]]
 
 
 def test_a_sweep_survives_json() -> None:

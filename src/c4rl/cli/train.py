@@ -4,11 +4,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import tyro
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
 from c4rl.core.errors import InputError
 from c4rl.jobs import config as configs
@@ -56,12 +57,31 @@ def train(arguments: Arguments) -> int:
     rest = _without(arguments, "--config")
     if not choice.algorithm:
         rest = ["--algorithm", algorithm, *rest]
-    settings: dict[str, Any] = {"config": (tyro.conf.OmitArgPrefixes,), "description": TRAIN_HELP}
+    settings: dict[str, Any] = {"config": (tyro.conf.OmitArgPrefixes,), "description": TRAIN_HELP, "registry": _NUMBERS}
     parsed = tyro.cli(
         kind, prog="c4rl train", args=rest, **(settings | ({"default": default} if default is not None else {}))
     )
     config = configs.TrainConfig(**{name: getattr(parsed, name) for name in configs.field_names()})
     return _run(lambda: loop.train(config))
+
+
+_NUMBERS = tyro.constructors.ConstructorRegistry()
+
+
+@_NUMBERS.primitive_rule
+def _per_run(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
+    """Options that may be a tensor within a launch are plain numbers on the command line."""
+    kinds = get_args(info.type)
+    if Tensor not in kinds:
+        return None
+    kind = kinds[0]
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=kind.__name__.upper(),
+        instance_from_str=lambda words: kind(words[0]),
+        is_instance=lambda value: isinstance(value, float | int),
+        str_from_instance=lambda value: [str(value)],
+    )
 
 
 TRAIN_HELP = (

@@ -26,6 +26,15 @@ class Batch(NamedTuple):
     next_valid: Tensor  # [R, B], 1 where the logged next action is valid
     rows: Tensor | None = None  # [R, B], where the rows lie in the buffer
 
+    @property
+    def next_actions(self) -> Tensor:
+        """The logged ones, [R, B, a]."""
+        return self.next_state_actions[..., self.observations.shape[-1] :]
+
+    def ended_where_cut(self) -> "Batch":
+        """Where a trajectory was cut off no next action was logged: to a backup by logged actions it ends there."""
+        return self._replace(continues=self.continues * self.next_valid)
+
 
 class TransitionBuffer:
     """Packed rows [N, s+a+s+a+3] of one or more datasets; run r reads `lengths[r]` rows from `offsets[r]` on."""
@@ -88,12 +97,13 @@ class TransitionBuffer:
 class UniformSampler:
     """Every row of a run's data equally likely, with replacement."""
 
-    def __init__(self, buffer: TransitionBuffer) -> None:
-        self.offsets, self.lengths = buffer.offsets, buffer.lengths
+    def __init__(self, buffer: TransitionBuffer, stream: str = "rows") -> None:
+        """stream: of random numbers; a second sampler needs another."""
+        self.offsets, self.lengths, self.stream = buffer.offsets, buffer.lengths, stream
 
     def rows(self, streams: Streams, batch_size: int) -> Tensor:
         """[R, B] indices into the buffer."""
-        return streams.integers("rows", self.lengths, batch_size) + self.offsets.unsqueeze(1)
+        return streams.integers(self.stream, self.lengths, batch_size) + self.offsets.unsqueeze(1)
 
 
 class WeightedSampler:

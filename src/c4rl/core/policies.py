@@ -132,4 +132,24 @@ class TanhHeadGaussianPolicy(nn.Module):
         return Gaussian(mean, -5 + 2.5 * (x + 1))
 
 
+class EvaluatedPolicy(NamedTuple):
+    """tanh(f(s)) of an MLP f per run, without noise or dropout: what is scored and exported."""
+
+    weights: list[Tensor]  # [R, in, out] each
+    biases: list[Tensor]  # [R, out] each
+
+    @classmethod
+    def of(cls, mlp: StackedMLP, action_dim: int) -> "EvaluatedPolicy":
+        """The first `action_dim` outputs: of a Gaussian, the mean alone."""
+        weights, biases = [w[:, 0] for w in mlp.weights], [b[:, 0] for b in mlp.biases]
+        return cls([*weights[:-1], weights[-1][..., :action_dim]], [*biases[:-1], biases[-1][..., :action_dim]])
+
+    def act(self, observations: Tensor) -> Tensor:
+        """[R, B, s] -> [R, B, a]."""
+        x = observations
+        for w, b in zip(self.weights[:-1], self.biases[:-1], strict=True):
+            x = torch.baddbmm(b.unsqueeze(1), x, w).relu()
+        return torch.tanh(torch.baddbmm(self.biases[-1].unsqueeze(1), x, self.weights[-1]))
+
+
 Policy = DeterministicPolicy | GaussianPolicy | TanhMeanGaussianPolicy | TanhHeadGaussianPolicy

@@ -29,6 +29,19 @@ def trajectory_returns(dataset: Dataset, discount: float = 1.0) -> Array:
     return np.add.reduceat(rewards, starts)
 
 
+def whole_trajectories(dataset: Dataset) -> Array:
+    """Which trajectories were not cut by accident, [trajectories] bool; all of them where fewer than two are whole.
+
+    One without a terminal met a time limit, which leaves all equally long, or was cut: by the end of a file, by a
+    subset, between rows that do not join. It is whole if it is about as long as those that most such rows are part of.
+    """
+    starts, stops = trajectory_slices(dataset)
+    lengths, ended = stops - starts, dataset.terminals[stops - 1]
+    cut = lengths[~ended]
+    whole = ended | (lengths >= 0.9 * np.median(np.repeat(cut, cut))) if len(cut) else ended
+    return whole if whole.sum() > 1 else np.ones_like(whole)
+
+
 def _rows_of(dataset: Dataset, trajectories: Array) -> Array:
     """The rows of the given trajectories, one trajectory after the other."""
     starts, stops = trajectory_slices(dataset)

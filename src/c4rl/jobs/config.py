@@ -17,6 +17,8 @@ from c4rl.core.ops import OFFERED
 from c4rl.core.typed_json import from_dict, jsonable, typed
 from c4rl.environments.tasks import get_task
 from c4rl.jobs.presets.c4 import NO_PRESET, PRESETS, preset, values_of
+from c4rl.jobs.presets.published import PUBLISHED as PUBLISHED_SETTINGS
+from c4rl.jobs.presets.published import published_for
 from c4rl.jobs.registry import PLUGINS, algorithm_class, plugin_names
 from c4rl.jobs.sweeps import Swept, differences, parse_by_dataset, parse_sweep, with_values
 
@@ -29,7 +31,7 @@ class TrainConfig:
     """Train R runs of one algorithm: one per dataset, point of the sweep and seed."""
 
     algorithm: str
-    """bc, td3_bc, cql, iql, doge, tsrl, bppo, a2pr or sorl."""
+    """bc, td3_bc, cql, iql, rebrac, doge, tsrl, bppo, a2pr or sorl."""
     dataset: tuple[Path, ...]
     """npz, D4RL hdf5, or a local Minari dataset (its folder, or minari:ID); several of one shape train together."""
     task: tuple[str, ...]
@@ -67,7 +69,7 @@ class TrainConfig:
     reward_shift: float = 0.0
     """See --reward-scale."""
     normalize_returns: bool = False
-    """Scale rewards by 1000 / (best - worst trajectory return) first."""
+    """Scale rewards by 1000 / (best - worst return of a whole trajectory) first."""
     action_low: tuple[float, ...] | None = None
     """Lower action bounds: one number, or one per action. Default: the task's, the file's, or -1."""
     action_high: tuple[float, ...] | None = None
@@ -154,13 +156,8 @@ class TrainConfig:
         require("threads", self.threads is None or self.threads > 0, self.threads, "1 or more")
         for name, plugin_options in zip(plugin_names(self.plugins, self.algorithm), self.plugin_options, strict=False):
             PLUGINS[name][1].check(plugin_options, algorithm_class(self.algorithm), self.options)
-        options = self.options
-        require("batch-size", options.batch_size > 1, options.batch_size, "2 or more")
-        require("hidden-layers", options.hidden_layers > 0, options.hidden_layers, "1 or more")
-        require("hidden-width", options.hidden_width > 0, options.hidden_width, "1 or more")
-        require("actor-lr", options.actor_lr > 0, options.actor_lr, "a positive number")
         for task in self.task if isinstance(self.task, tuple) else ():
-            algorithm_class(self.algorithm).check(options, task)
+            algorithm_class(self.algorithm).check(self.options, task)
         both = {s.flag for s in self._sweep} & {s.flag for s in self._by_dataset}
         require("by-dataset", not both, f"{' '.join(sorted(both))} beside --sweep", "an option in one of them")
         if isinstance(self.dataset, tuple):
@@ -228,11 +225,11 @@ def empty_config(algorithm: str, plugins: tuple[str, ...], **values: Any) -> Tra
 
 def published_fields(algorithm: str, plugins: tuple[str, ...], task: str) -> dict[str, Any]:
     """The fields of TrainConfig that --preset published gives: the settings of the algorithm's own publication."""
-    kind = algorithm_class(algorithm)
     task = task if task.startswith("gym:") else get_task(task).name  # with its version
-    matching = kind.published_for(task)
+    matching = published_for(algorithm, task)
     if not matching:
-        known = ", ".join(dict.fromkeys(pattern for p in kind.published for pattern in p.tasks)) or "none"
+        settings = PUBLISHED_SETTINGS.get(algorithm, ())
+        known = ", ".join(dict.fromkeys(pattern for one in settings for pattern in one.tasks)) or "none"
         raise InputError(f"--preset {PUBLISHED}: '{algorithm}' has no settings for '{task}', expected one of: {known}")
     options: dict[str, Any] = {}
     training: dict[str, Any] = {}
@@ -243,7 +240,7 @@ def published_fields(algorithm: str, plugins: tuple[str, ...], task: str) -> dic
     return {
         "preset": PUBLISHED,
         "plugins": chosen or ("none",),
-        "options": kind.config_type(**options),
+        "options": algorithm_class(algorithm).config_type(**options),
         "plugin_options": tuple(PLUGINS[name][0]() for name in chosen),
         **training,
     }
@@ -253,6 +250,8 @@ def preset_fields(name: str, algorithm: str, plugins: tuple[str, ...] | None, ta
     """The fields of TrainConfig that a preset gives; plugins: those to be used instead of the preset's own."""
     if name == PUBLISHED:
         return published_fields(algorithm, plugins or ("none",), task)
+    if not algorithm_class(algorithm).has_critic:
+        raise InputError(f"--preset {name}: C4 acts on a critic, and '{algorithm}' has none")
     chosen = preset(name, algorithm, task)
     names = plugin_names(plugins if plugins is not None else chosen.plugins, algorithm)
     return {

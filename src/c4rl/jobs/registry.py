@@ -7,6 +7,7 @@ from c4rl.algorithms.bppo import BPPO
 from c4rl.algorithms.cql import CQL
 from c4rl.algorithms.doge import DOGE
 from c4rl.algorithms.iql import IQL
+from c4rl.algorithms.rebrac import ReBRAC
 from c4rl.algorithms.sorl import SORL
 from c4rl.algorithms.td3_bc import TD3BC
 from c4rl.algorithms.tsrl import TSRL
@@ -22,6 +23,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "td3_bc": TD3BC,
     "cql": CQL,
     "iql": IQL,
+    "rebrac": ReBRAC,
     "doge": DOGE,
     "tsrl": TSRL,
     "bppo": BPPO,

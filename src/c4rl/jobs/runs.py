@@ -4,12 +4,13 @@ import itertools
 import re
 from collections.abc import Hashable, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from c4rl.core.options import declaration, may_differ
 from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.registry import PLUGINS, algorithm_class, plugin_names
 from c4rl.jobs.sweeps import ALGORITHM, Options, Swept
@@ -74,7 +75,7 @@ def runs_of(config: TrainConfig) -> tuple[Run, ...]:
         return tuple(Run(seed, seed) for seed in config.seeds)
     labels = dataset_labels(config.dataset) if len(config.dataset) > 1 else [""]
     swept, runs = config.swept, []
-    choosing = vars(type(config.options)).get("chooses_rows", frozenset())
+    choosing = {field.name for field in fields(config.options) if declaration(field).chooses_rows}
     data: dict[Hashable, int] = {}  # what decides on a run's rows -> its number
     points = [(dataset, point) for dataset in range(len(labels)) for point in config.points(dataset)]
     for (dataset, point), seed in itertools.product(points, config.seeds):
@@ -145,9 +146,10 @@ def _launch_key(config: TrainConfig, run: Run, rows: Sequence[int]) -> Hashable:
 
 
 def _stacks(swept: Swept, options: Options, value: Any) -> bool:
-    """Whether the value may differ within a launch; a class does not speak for those that inherit from it."""
+    """Whether the value may differ within a launch."""
     owner = options[0] if swept.place == ALGORITHM else options[1][swept.place]
-    return swept.field in vars(type(owner)).get("stackable", ()) and isinstance(value, float | int)
+    stackable = {field.name for field in fields(owner) if may_differ(field)} | getattr(owner, "stackable", frozenset())
+    return swept.field in stackable and isinstance(value, float | int)
 
 
 def stacked_options(config: TrainConfig, runs: Sequence[Run], device: torch.device, dtype: torch.dtype) -> Options:

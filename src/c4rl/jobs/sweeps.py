@@ -6,6 +6,8 @@ from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
+from torch import Tensor
+
 from c4rl.core.errors import InputError
 
 ALGORITHM = -1  # the place of an option that is the algorithm's; plug-ins are numbered from 0
@@ -138,7 +140,7 @@ def _expected(kind: Any) -> str:
     if origin is Annotated:
         return _expected(arguments[0])
     if origin in (Union, types.UnionType):
-        return " or ".join(_expected(option) for option in arguments)
+        return " or ".join(_expected(option) for option in arguments if option is not Tensor)
     if origin is Literal:
         return "one of " + ", ".join(map(str, arguments)) if len(arguments) > 1 else str(arguments[0])
     names = {int: "a whole number", float: "a number", bool: "True or False", types.NoneType: "None"}

@@ -1,8 +1,8 @@
 """The seams: what may be plugged into any algorithm, and what it is shown there.
 
 An algorithm asks its `Plugins` for four things and knows none of them by name: which rows form the batch (a sampler,
-and a weight per row), what is added to each critic's loss, whether critics carry LayerNorm, and what is added to the
-actor's loss.
+a weight per row, and where wanted other rows for the actor), what is added to each critic's loss, whether critics carry
+LayerNorm, and what is added to the actor's loss.
 """
 
 from collections.abc import Hashable, Sequence
@@ -37,8 +37,8 @@ class CriticStep(NamedTuple):
 class ActorStep(NamedTuple):
     """One actor update as an added term sees it."""
 
-    batch: Batch
-    critic: Critic
+    batch: Batch  # the actor's
+    critic: Critic | None  # None where the algorithm has none
     actions: Tensor  # [R, B, a], the policy's actions at s, with graph
     log_prob: Tensor | None  # [R, B] of those actions; None for deterministic policies
     distribution: TanhGaussian | None
@@ -100,6 +100,10 @@ class Plugin:
 
     def sampler(self) -> Sampler | None:
         """The rows of the batch, instead of ones drawn from all by their weights."""
+        return None
+
+    def actor_sampler(self) -> Sampler | None:
+        """The rows of the actor's batch, instead of the critics' rows."""
         return None
 
     def critic_penalty(self, step: CriticStep) -> Tensor | None:
@@ -168,6 +172,9 @@ class Plugins:
     def sampler(self, buffer: TransitionBuffer) -> Sampler:
         samplers = [sampler for plugin in self.all if (sampler := plugin.sampler()) is not None]
         return samplers[0] if samplers else buffer.sampler()
+
+    def actor_sampler(self) -> Sampler | None:
+        return next((sampler for plugin in self.all if (sampler := plugin.actor_sampler()) is not None), None)
 
     def critic_penalty(self, step: CriticStep) -> Tensor | float:
         terms = [term for plugin in self.all if (term := plugin.critic_penalty(step)) is not None]

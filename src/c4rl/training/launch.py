@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from c4rl.algorithms.algorithm import Algorithm
-from c4rl.core.buffer import Batch, TransitionBuffer, UniformSampler
+from c4rl.core.buffer import TransitionBuffer, UniformSampler
 from c4rl.core.networks import Stack
 from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.core.ops import kernels, products
@@ -81,6 +81,7 @@ class Launch:
             for plugin in self.plugins.all if states is None else ():
                 plugin.start(self.algorithm)
         self.sampler, self.uniform_sampler = self.plugins.sampler(self.buffer), UniformSampler(self.buffer)
+        self.actor_sampler = self.plugins.actor_sampler()
         self.precision = config.precision  # of updates; refreshes and diagnostics are always float32
         self.stage = 0  # of the last update
         # names and sums since the last reading of each stage's metrics; a captured graph adds to its stage's sums
@@ -118,14 +119,16 @@ class Launch:
         self.step.add_(1)
         stage = self.algorithm.stages[self.stage]
         sampler = self.sampler if stage.plugged else self.uniform_sampler
-        batch: Batch = self.buffer.gather(sampler.rows(self.streams, stage.batch_size))
-        metrics = self.algorithm.update(batch, step)
+        batch = actor_batch = self.buffer.gather(sampler.rows(self.streams, stage.batch_size))
+        if self.actor_sampler is not None and stage.plugged:
+            actor_batch = self.buffer.gather(self.actor_sampler.rows(self.streams, stage.batch_size))
+        metrics = self.algorithm.update(batch, step, actor_batch)
         for plugin in self.plugins.all if stage.plugged else ():
             metrics |= plugin.metrics()
         if self.stage not in self._metrics:
             self._metrics[self.stage] = sorted(metrics), torch.zeros_like(torch.stack(list(metrics.values())))
         names, sums = self._metrics[self.stage]
-        values = torch.stack([metrics[name] for name in names])  # [metrics, R]
+        values = torch.stack([metrics[name] for name in names]).detach()  # [metrics, R]
         add_metrics(values, sums, self.failed_at, self.step)
 
     def _due(self, step: int) -> list[Plugin]:
@@ -229,7 +232,7 @@ class Launch:
         job's prepared data in their order."""
         scalings = [scaling if isinstance(scaling, Scaling) else scaling[run.data] for run in self.runs]
         weights, biases = (
-            [t.detach().float().cpu().numpy() for t in tensors] for tensors in self.algorithm.policy_layers()
+            [t.detach().float().cpu().numpy() for t in tensors] for tensors in self.algorithm.evaluated_policy()
         )
         return {
             key: NumpyPolicy(

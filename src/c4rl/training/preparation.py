@@ -8,16 +8,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from c4rl.algorithms.bc import BCConfig
 from c4rl.core.errors import InputError
 from c4rl.data.dataset import Dataset
 from c4rl.data.info import observation_statistics
 from c4rl.data.loading import load_dataset
 from c4rl.data.packing import Scaling
-from c4rl.data.subsets import hold_out, row_subset, subset_with_replacement, top_fraction, trajectory_subset
+from c4rl.data.subsets import (
+    hold_out,
+    row_subset,
+    subset_with_replacement,
+    trajectory_returns,
+    trajectory_subset,
+    whole_trajectories,
+)
 from c4rl.environments.making import make_environment
 from c4rl.environments.tasks import Task, get_task, missing
 from c4rl.jobs.config import TrainConfig
+from c4rl.jobs.registry import algorithm_class
 from c4rl.jobs.runs import data_configs
 
 # --subset -> (data, rows, seed) -> fewer data
@@ -56,8 +63,7 @@ def prepare(config: TrainConfig) -> Preparation:
         train, held = hold_out(train, config.hold_out, config.subset_seed)
     if config.size is not None:
         train = SUBSETS[config.subset](train, config.size, config.subset_seed)
-    if isinstance(config.options, BCConfig) and config.options.top_fraction != 1:
-        train = top_fraction(train, config.options.top_fraction, discount=0.99)
+    train = algorithm_class(config.algorithm).select_rows(config.options, train)
     facts = {"path": str(path), "rows": len(train), "sha256": full.sha256, "file_rows": len(full)}
     return Preparation(task, train, held, _scaling(config, train, full), facts)
 
@@ -100,7 +106,7 @@ def _scaling(config: TrainConfig, train: Dataset, full: Dataset) -> Scaling:
     scaling = Scaling(mean, std, train.action_low, train.action_high, config.reward_scale, config.reward_shift)
     if not config.normalize_returns:
         return scaling
-    returns = np.bincount(train.trajectory_ids, weights=train.rewards)
+    returns = trajectory_returns(train)[whole_trajectories(train)]
     spread = float(returns.max() - returns.min())
     if spread == 0:
         raise InputError(

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from c4rl.core.errors import InputError
 from c4rl.environments.tasks import get_task
-from c4rl.jobs.registry import algorithm_class
+from c4rl.jobs.presets.published import published_for
 
 NO_PRESET = "none"
 
@@ -39,8 +39,6 @@ def values_of(settings: Mapping[str, Setting]) -> dict[str, Any]:
 def preset(name: str, algorithm: str, task: str) -> Preset:
     if name not in PRESETS:
         raise InputError(f"--preset: found '{name}', expected one of {', '.join(PRESETS)}")
-    if not algorithm_class(algorithm).has_critic:
-        raise InputError(f"--preset {name}: C4 acts on a critic, and '{algorithm}' has none")
     if name == "paper":
         return _paper(algorithm, task)
     if algorithm != "cql":
@@ -171,7 +169,7 @@ def _paper(algorithm: str, task: str) -> Preset:
         training |= _TD3_BC_TRAINING.get(domain, {})
     else:
         name = task if domain == "none" else get_task(task).name
-        for published in algorithm_class(algorithm).published_for(name):
+        for published in published_for(algorithm, name):
             own = {key: Setting(value, f"not given; {published.source}") for key, value in published.options.items()}
             options |= {key: setting for key, setting in own.items() if key not in _USES_THE_ENVIRONMENT}
             training |= {
