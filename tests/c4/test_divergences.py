@@ -207,8 +207,9 @@ def test_missing_pieces_are_named() -> None:
     with pytest.raises(InputError, match="'jsd': log_prob_data is missing"):
         divergence_term("jsd", PolicySamples(policy.actions, policy.log_prob), behaviour)
     single = PolicySamples(policy.actions[:, :, :1], policy.log_prob)
-    with pytest.raises(InputError, match="'mmd': found 1 action"):
-        divergence_term("mmd", single, behaviour)
+    for name in ("mmd", "renyi"):
+        with pytest.raises(InputError, match=f"'{name}': found 1 action"):
+            divergence_term(name, single, behaviour)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,4 +1,5 @@
-"""Presets: C4 as the paper describes it, as the authors' release runs it, and that recipe without its bugs.
+"""Presets: C4 as the paper describes it, with and without its divergence, as the authors' release runs it, and that
+recipe without its bugs.
 
 Every value carries its source. "run/C4.py" and the like are files of the authors' release (NanMuZ/C4 at 32d30f0). The
 release has code for CQL alone; the paper also plugs C4 into TD3+BC, BPPO and A2PR, at settings it does not give.
@@ -41,6 +42,9 @@ def preset(name: str, algorithm: str, task: str) -> Preset:
         raise InputError(f"--preset: found '{name}', expected one of {', '.join(PRESETS)}")
     if name == "paper":
         return _paper(algorithm, task)
+    if name == "paper-divergence":
+        paper = _paper(algorithm, task)
+        return paper._replace(c4=paper.c4 | _DIVERGENCE)
     if algorithm != "cql":
         raise InputError(f"--preset {name}: found --algorithm {algorithm}, expected cql (the release has no other)")
     return _authors(task) if name == "authors" else _authors_fixed(task)
@@ -48,6 +52,7 @@ def preset(name: str, algorithm: str, task: str) -> Preset:
 
 PRESETS: dict[str, str] = {
     "paper": "Algorithm 1 with the values of the paper's appendix; what the paper leaves open is CORL's, or ours.",
+    "paper-divergence": "The same with a divergence in the actor's loss, as in the release: -4 log π(a|s).",
     "authors": "What the authors' release runs, its quirks included; CQL alone.",
     "authors-fixed": "The authors' recipe without what is clearly a bug; CQL alone.",
 }
@@ -63,12 +68,19 @@ _PAPER_C4: Settings = {
     "sampler": Setting("soft", "Algorithm 1: the minibatch is drawn with weights r_iz"),
     "mixture_start": Setting("warm", "Algorithm 1 carries the mixture over; EM steps per fit are not given"),
     "covariance": Setting("full", "Equation of Omega_z with its blocks Sigma', C, Sigma"),
-    "next_features": Setting("target", "Section 3: g' is the target network's gradient"),
+    "next_features": Setting("target", "Section on C4: g' is the target network's gradient"),
     "estimator": Setting("plugin", "Equation of the batch penalty: of C_hat = Cov_B(g', g)"),
     "scale": Setting("raw", "the same equation"),
     "beta": Setting(1.0, "not given; the exact mode of the authors' release has 1"),
     "mask_invalid": Setting(True, "not given; a terminal has no next action"),
-    "divergence_weight": Setting(0.0, "the divergence is theory in the paper; no weight is given"),
+    "directions": Setting(None, "Equation of the mixture: on y = [g', g] itself, all 2m dimensions"),
+    "divergence_weight": Setting(0.0, "Algorithm 1 has none; the section on clustered buffers gives no weight"),
+}
+
+# The section on clustered buffers adds χ² and KL(π‖ν_z) to the actor's objective, which Algorithm 1 leaves out.
+_DIVERGENCE: Settings = {
+    "divergence": Setting("kl_data", "c4cql.py: -log π(a|s) in the actor's loss; the paper has KL the other way"),
+    "divergence_weight": Setting(4.0, "run/C4.py: lmbda; the paper gives no weight"),
 }
 
 _PAPER_NETWORKS: Settings = {
@@ -231,8 +243,7 @@ _AUTHORS_C4: Settings = {
     "lambda_": Setting(0.3, "run/C4.py: |beta|, for every task"),
     "zero_next_actions": Setting(True, "buffer.py: cluster buffers do not copy next_actions"),
     "mask_invalid": Setting(False, "c4cql.py, buffer.py: terminals take part"),
-    "divergence": Setting("kl_data", "c4cql.py: -log π(a|s) in the actor's loss"),
-    "divergence_weight": Setting(4.0, "run/C4.py: lmbda"),
+    **_DIVERGENCE,
 }
 
 

@@ -120,5 +120,5 @@ def without_small_clusters(weights: Tensor, mask: Tensor, components: Tensor) ->
 
 
 def dot_product(g_next: Tensor, g: Tensor, weight: Tensor, count: Tensor) -> Tensor:
-    """The release's penalty, the mean <g', g>, [...]: uncentred, not squared. weight [..., B, 1], count [..., 1, 1]."""
+    """The release's penalty, the mean <g', g> [...]: uncentred, not squared. weight [..., B, 1], their sum count."""
     return (g_next.detach() * weight * g).sum((-2, -1)) / count.squeeze((-2, -1)).clamp_min(1)

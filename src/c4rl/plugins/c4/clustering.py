@@ -47,6 +47,7 @@ class ClusteringConfig(Options):
 COLD_STEPS = 10
 FIT_ROWS = 16_384  # of a larger pool, the mixture is fitted on this many rows or fewer,
 LOOK_ROWS = 4096  # and directions and the report's covariances, of m x m numbers, are estimated on this many
+CAPTURED_SIZE = 256  # the most dimensions of y whose refresh a CUDA graph captures: solvers of larger ones may wait
 
 
 class Clustering:
@@ -148,7 +149,8 @@ class Clustering:
         """Whether every refresh after the first runs the same operations without a word to the host."""
         directions = None if self.projections is None else self.projections[0].directions
         solved_here = directions is None or solved_on_device(directions.shape[1], directions.device)
-        return self._carries_over and self.config.sampler != "hard" and solved_here
+        small = self.mixture is not None and self.mixture.means.shape[2] <= CAPTURED_SIZE
+        return self._carries_over and self.config.sampler != "hard" and solved_here and small
 
     def _members(self, responsibilities: Tensor, mask: Tensor) -> Tensor:
         """The weights of the pool's rows in each cluster, [R, P, K]: r_iz, or 0 and 1."""

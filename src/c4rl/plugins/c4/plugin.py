@@ -22,8 +22,8 @@ from c4rl.plugins.seams import ActorStep, CriticStep, Host, Plugin, Sampler
 @dataclass(frozen=True)
 class C4Config(ClusteringConfig, PenaltyConfig, DivergenceConfig, AuthorsConfig):
     actor_rows: Literal["cluster", "uniform"] = "cluster"
-    """Rows of the actor's batch: the critics' (Section 5), or others from all the data ("critic minibatch", as
-    Algorithm 1 says)."""
+    """Rows of the actor's batch: the critics', from one cluster (as the section on clustered buffers argues), or its own
+    from all the data (Algorithm 1 says "critic minibatch")."""
 
     def check(self) -> None:
         super().check()
@@ -71,7 +71,8 @@ class C4(Plugin):
         self.penalty = WeightedPenalty(config, stack.runs, stack.device, stack.dtype)
         self.divergence = None
         if config.divergence_weight:
-            self.divergence = DivergenceTerm(config, stack, algorithm, self.clustering, buffer)
+            single_cluster = config.sampler != "uniform" and config.actor_rows == "cluster"
+            self.divergence = DivergenceTerm(config, stack, algorithm, self.clustering, buffer, single_cluster)
         # λR of the last update, summed over the critics, and its ratio to the TD loss, [R]
         self._penalty, self._share = torch.zeros(2, stack.runs, device=stack.device, dtype=stack.dtype)
         self._cluster_gradients(algorithm, 0)
@@ -122,7 +123,7 @@ class C4(Plugin):
         torch.div(self._penalty, step.td_loss.detach().sum(1).clamp_min(1e-12), out=self._share)
         return weighted
 
-    # -- Section 5: the divergence in the actor's loss
+    # -- Clustered buffers: the divergence in the actor's loss
 
     @property
     def has_actor_term(self) -> bool:
