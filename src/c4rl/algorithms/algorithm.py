@@ -13,6 +13,7 @@ from c4rl.algorithms.losses import clipped_target
 from c4rl.core.buffer import Batch, TransitionBuffer
 from c4rl.core.networks import Critic, Stack
 from c4rl.core.optimizers import FlatAdam
+from c4rl.core.options import Options, PerRun, option
 from c4rl.core.policies import Policy
 from c4rl.core.random import Streams
 from c4rl.plugins.seams import Plugins, module_state
@@ -47,7 +48,7 @@ class Published:
 
 
 @dataclass(frozen=True)
-class AlgorithmConfig:
+class AlgorithmConfig(Options):
     """Options that every algorithm has. Defaults are the paper's."""
 
     # options that may differ between the runs of one launch: there they are tensors [R]. Each class speaks for itself
@@ -55,13 +56,13 @@ class AlgorithmConfig:
     # options that decide which rows a run is trained on
     chooses_rows: ClassVar[frozenset[str]] = frozenset()
 
-    hidden_layers: int = 4
+    hidden_layers: int = option(4, at_least=1, at_most=100)
     """Hidden layers of every network."""
-    hidden_width: int = 256
+    hidden_width: int = option(256, at_least=1, at_most=100_000)
     """Units per hidden layer."""
-    actor_lr: float = 1e-4
+    actor_lr: PerRun = option(1e-4, above=0, at_most=1)
     """Adam's step size for the policy."""
-    batch_size: int = 256
+    batch_size: int = option(256, at_least=2, at_most=10**6)
     """Rows per update and run."""
 
     @property
@@ -73,11 +74,11 @@ class AlgorithmConfig:
 class CriticConfig(AlgorithmConfig):
     """Options of every algorithm with a critic."""
 
-    critic_lr: float = 3e-4
+    critic_lr: PerRun = option(3e-4, above=0, at_most=1)
     """Adam's step size for the critics."""
-    discount: float = 0.99
+    discount: PerRun = option(0.99, at_least=0, at_most=1)
     """γ."""
-    tau: float = 0.005
+    tau: PerRun = option(0.005, above=0, at_most=1)
     """Polyak's step: targets move this far towards the online networks."""
 
 
@@ -92,7 +93,7 @@ class Algorithm(ABC):
     published: ClassVar[tuple[Published, ...]] = ()  # for --preset published; where several match, later ones win
     actor: Policy
     config: Any
-    discount: float = 0.99
+    discount: PerRun = 0.99
 
     def __init__(self, config: Any, stack: Stack, streams: Streams, plugins: Plugins) -> None:
         self.stack, self.streams, self.plugins = stack, streams, plugins

@@ -12,6 +12,7 @@ from c4rl.algorithms.losses import clipped_target, mean_squared_error, relative_
 from c4rl.core.buffer import Batch
 from c4rl.core.networks import Critic, CriticOutput, Stack
 from c4rl.core.optimizers import FlatAdam, Polyak
+from c4rl.core.options import PerRun, option
 from c4rl.core.policies import DeterministicPolicy
 from c4rl.core.random import Streams
 from c4rl.plugins.seams import ActorStep, CriticStep, Plugins
@@ -19,13 +20,13 @@ from c4rl.plugins.seams import ActorStep, CriticStep, Plugins
 
 @dataclass(frozen=True)
 class TD3Config(CriticConfig):
-    alpha: float = 2.5
+    alpha: PerRun = option(2.5, at_least=0, at_most=1e6)
     """α: weight of the actor's Q term (whose Q is divided by its mean size) against what holds it to the data."""
-    policy_noise: float = 0.2
+    policy_noise: float = option(0.2, at_least=0, at_most=10)
     """Standard deviation of the target action's noise."""
-    noise_clip: float = 0.5
+    noise_clip: float = option(0.5, at_least=0, at_most=10)
     """Bound of that noise."""
-    policy_delay: int = 2
+    policy_delay: int = option(2, at_least=1, at_most=10**6)
     """Critic updates per actor (and target) update."""
 
 

@@ -18,8 +18,6 @@ from c4rl.plugins.seams import Plugins
 
 @dataclass(frozen=True)
 class TD3BCConfig(TD3Config):
-    stackable: ClassVar[frozenset[str]] = frozenset({"actor_lr", "critic_lr", "discount", "tau", "alpha"})
-
     actor_first: bool = False
     """Update the actor on updates 1, 3, 5, ... (as OfflineRL-Kit counts) instead of 2, 4, 6, ..."""
 

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 
+from c4rl.core.options import Options
 from c4rl.plugins.seams import Plugin
 
 
 @dataclass(frozen=True)
-class LayerNormConfig:
+class LayerNormConfig(Options):
     """LayerNorm has no options."""
 
 

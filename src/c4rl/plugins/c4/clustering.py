@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from c4rl.core.options import PerRunInt
 from c4rl.core.errors import InputError
 from c4rl.core.random import Streams
 from c4rl.plugins.c4.cluster_sampler import ClusterSampler
@@ -23,7 +24,7 @@ CHUNK = {"cpu": 1024, "cuda": 8192}  # rows per forward pass: a layer's activati
 
 @dataclass(frozen=True)
 class ClusteringConfig:
-    K: int = 5
+    K: PerRunInt = 5
     """Clusters."""
     period: int = 200
     """Critic updates between two clusterings."""

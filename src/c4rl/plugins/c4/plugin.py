@@ -2,15 +2,15 @@
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
-import tyro
 from torch import Tensor
 
 from c4rl.core.buffer import Batch, TransitionBuffer
 from c4rl.core.errors import InputError
 from c4rl.core.networks import Critic, per_row
+from c4rl.core.options import PerRun
 from c4rl.plugins.c4.clustering import Clustering, ClusteringConfig, launch_key
 from c4rl.plugins.c4.cross_covariance import Estimator, Scale, automatic_weight, penalty
 from c4rl.plugins.c4.divergence_term import DivergenceConfig, DivergenceTerm
@@ -22,13 +22,11 @@ from c4rl.plugins.seams import ActorStep, CriticStep, Host, Plugin, Sampler
 
 @dataclass(frozen=True)
 class C4Config(ClusteringConfig, DivergenceConfig):
-    stackable: ClassVar[frozenset[str]] = frozenset({"lambda_", "lambda_fraction", "beta", "K"})
-
-    lambda_: Annotated[float | Literal["auto"], tyro.conf.arg(name="lambda")] = 0.3
+    lambda_: PerRun | Literal["auto"] = 0.3
     """Weight of the cross-covariance penalty; auto holds it at --lambda-fraction of the TD loss."""
-    lambda_fraction: float = 0.1
+    lambda_fraction: PerRun = 0.1
     """With --lambda auto: the size of lambda R against the TD loss; large ones crush the critic (docs/c4.md)."""
-    beta: float = 1.0
+    beta: PerRun = 1.0
     """Weight of (tr C)^2 beside ||C||_F^2."""
     estimator: Estimator = "plugin"
     """Of the penalty: the paper's, the unbiased one, or the authors' uncentred dot product."""
@@ -41,6 +39,9 @@ class C4Config(ClusteringConfig, DivergenceConfig):
     them)."""
 
     def __post_init__(self) -> None:
+        if any(isinstance(value, Tensor) for value in vars(self).values()):
+            return
+
         def require(flag: str, holds: bool, found: object, expected: str) -> None:
             if not holds:
                 raise InputError(f"--{flag}: found {found}, expected {expected}")
