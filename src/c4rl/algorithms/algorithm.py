@@ -16,6 +16,7 @@ from c4rl.core.optimizers import FlatAdam
 from c4rl.core.options import Options, PerRun, option
 from c4rl.core.policies import Policy
 from c4rl.core.random import Streams
+from c4rl.data.dataset import Dataset
 from c4rl.plugins.seams import Plugins, module_state
 
 Metrics = dict[str, Tensor]  # [R] each
@@ -53,8 +54,6 @@ class AlgorithmConfig(Options):
 
     # options that may differ between the runs of one launch: there they are tensors [R]. Each class speaks for itself
     stackable: ClassVar[frozenset[str]] = frozenset()
-    # options that decide which rows a run is trained on
-    chooses_rows: ClassVar[frozenset[str]] = frozenset()
 
     hidden_layers: int = option(4, at_least=1, at_most=100)
     """Hidden layers of every network."""
@@ -114,6 +113,11 @@ class Algorithm(ABC):
     @classmethod
     def check(cls, config: Any, task: str) -> None:
         """Refuse options that make no sense, before any work is done."""
+
+    @classmethod
+    def select_rows(cls, config: Any, dataset: Dataset) -> Dataset:
+        """The rows to train on, by options that say `chooses_rows`."""
+        return dataset
 
     @classmethod
     def plan(cls, config: Any, updates: int) -> tuple[Stage, ...]:

@@ -8,19 +8,21 @@ from c4rl.algorithms.losses import mean_squared_error
 from c4rl.core.buffer import Batch
 from c4rl.core.networks import Stack
 from c4rl.core.optimizers import FlatAdam
+from c4rl.core.options import option
 from c4rl.core.policies import DeterministicPolicy, GaussianPolicy
 from c4rl.core.random import Streams
+from c4rl.data.dataset import Dataset
+from c4rl.data.subsets import top_fraction
 from c4rl.plugins.seams import Plugins
 
 
 @dataclass(frozen=True)
 class BCConfig(AlgorithmConfig):
     stackable: ClassVar[frozenset[str]] = frozenset({"actor_lr"})
-    chooses_rows: ClassVar[frozenset[str]] = frozenset({"top_fraction"})
 
     loss: Literal["mse", "likelihood"] = "mse"
     """Squared error of a deterministic policy, or the negative log-likelihood of a tanh-Gaussian one."""
-    top_fraction: float = 1.0
+    top_fraction: float = option(1.0, above=0, at_most=1, chooses_rows=True)
     """Clone only this fraction of the trajectories, the best by discounted return (0.1 is "10% BC")."""
 
 
@@ -43,6 +45,10 @@ class BC(Algorithm):
         ),
         Published(("antmaze-*", "maze2d-*"), "CORL: episodes per evaluation", {}, {"eval_episodes": 100}),
     )
+
+    @classmethod
+    def select_rows(cls, config: BCConfig, dataset: Dataset) -> Dataset:
+        return dataset if config.top_fraction == 1 else top_fraction(dataset, config.top_fraction, discount=0.99)
 
     def __init__(self, config: BCConfig, stack: Stack, streams: Streams, plugins: Plugins) -> None:
         super().__init__(config, stack, streams, plugins)

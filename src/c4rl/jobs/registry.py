@@ -11,6 +11,7 @@ from c4rl.algorithms.sorl import SORL
 from c4rl.algorithms.td3_bc import TD3BC
 from c4rl.algorithms.tsrl import TSRL
 from c4rl.core.errors import InputError
+from c4rl.plugins.c4.monitor import CrossCovarianceMonitor
 from c4rl.plugins.c4.plugin import C4, C4Config
 from c4rl.plugins.dr3 import DR3, DR3Config
 from c4rl.plugins.layer_norm import LayerNorm, LayerNormConfig
@@ -38,6 +39,12 @@ PLUGINS: dict[str, tuple[type, type[Plugin]]] = {
 }
 
 
+DEFAULT_ALGORITHM = "td3_bc"
+PRESET_ALGORITHM = "cql"  # the default with --preset: the only one that the authors' release has
+# logs what --monitor asks for
+MONITOR: type[Plugin] = CrossCovarianceMonitor
+
+
 def algorithm_class(name: str) -> type[Algorithm]:
     if name not in ALGORITHMS:
         raise InputError(f"--algorithm: found '{name}', expected one of {', '.join(ALGORITHMS)}")
@@ -45,7 +52,7 @@ def algorithm_class(name: str) -> type[Algorithm]:
 
 
 def plugin_names(names: tuple[str, ...], algorithm: str) -> tuple[str, ...]:
-    """The chosen plug-ins without the word "none", checked against the algorithm."""
+    """The chosen plug-ins without the word "none", checked against the algorithm and each other."""
     chosen = tuple(name for name in names if name != "none")
     for name in chosen:
         if name not in PLUGINS:
@@ -54,8 +61,11 @@ def plugin_names(names: tuple[str, ...], algorithm: str) -> tuple[str, ...]:
         raise InputError(f"--plugins: found {' '.join(chosen)}, expected each plug-in at most once")
     if algorithm in chosen:
         raise InputError(f"--plugins: found '{algorithm}' beside --algorithm {algorithm}, expected one of them")
-    if {"c4", "sorl"} <= set(chosen):
-        raise InputError("--plugins: found c4 and sorl, which both choose the rows of a batch, expected one of them")
-    if chosen and not algorithm_class(algorithm).has_critic:
-        raise InputError(f"--plugins: '{chosen[0]}' acts on a critic, and '{algorithm}' has none")
+    samplers = [name for name in chosen if getattr(PLUGINS[name][1], "chooses_rows", False)]
+    if len(samplers) > 1:
+        found = " and ".join(samplers)
+        raise InputError(f"--plugins: found {found}, which both choose the rows of a batch, expected one of them")
+    for name in chosen:
+        if getattr(PLUGINS[name][1], "needs_critic", True) and not algorithm_class(algorithm).has_critic:
+            raise InputError(f"--plugins: '{name}' acts on a critic, and '{algorithm}' has none")
     return chosen

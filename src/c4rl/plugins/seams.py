@@ -64,6 +64,7 @@ class Plugin:
     """Does nothing; a plug-in overrides what it needs."""
 
     critic_layer_norm = False
+    monitored: ClassVar[bool] = False  # the monitor's diagnostics are logged too
     period: int | None = None  # updates between two calls of `refresh`
 
     @classmethod

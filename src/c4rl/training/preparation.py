@@ -8,16 +8,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from c4rl.algorithms.bc import BCConfig
 from c4rl.core.errors import InputError
 from c4rl.data.dataset import Dataset
 from c4rl.data.info import observation_statistics
 from c4rl.data.loading import load_dataset
 from c4rl.data.packing import Scaling
-from c4rl.data.subsets import hold_out, row_subset, subset_with_replacement, top_fraction, trajectory_subset
-from c4rl.environments.making import make_environment
+from c4rl.data.subsets import hold_out, row_subset, subset_with_replacement, trajectory_subset
 from c4rl.environments.tasks import Task, get_task, missing
 from c4rl.jobs.config import TrainConfig
+from c4rl.jobs.registry import algorithm_class
 from c4rl.jobs.runs import data_configs
 
 # --subset -> (data, rows, seed) -> fewer data
@@ -46,8 +45,10 @@ def prepare(config: TrainConfig) -> Preparation:
     task = get_task(task_name)
     if task.name != "none" and (reason := missing(task)) is not None:
         raise InputError(f"--task {task_name}: cannot be evaluated here: {reason}")
-    low = _bounds("action-low", config.action_low)
-    high = _bounds("action-high", config.action_high)
+    low, high = (
+        np.asarray(given, np.float32) if given is not None else None
+        for given in (config.action_low, config.action_high)
+    )
     if task.domain == "gym" and low is None and high is None:
         low, high = _environment_bounds(task)
     full = load_dataset(path, task=task, action_low=low, action_high=high, clip_actions=config.clip_actions)
@@ -56,8 +57,7 @@ def prepare(config: TrainConfig) -> Preparation:
         train, held = hold_out(train, config.hold_out, config.subset_seed)
     if config.size is not None:
         train = SUBSETS[config.subset](train, config.size, config.subset_seed)
-    if isinstance(config.options, BCConfig) and config.options.top_fraction != 1:
-        train = top_fraction(train, config.options.top_fraction, discount=0.99)
+    train = algorithm_class(config.algorithm).select_rows(config.options, train)
     facts = {"path": str(path), "rows": len(train), "sha256": full.sha256, "file_rows": len(full)}
     return Preparation(task, train, held, _scaling(config, train, full), facts)
 
@@ -75,15 +75,9 @@ def prepare_all(config: TrainConfig) -> tuple[Preparation, ...]:
     return first, *others
 
 
-def _bounds(flag: str, values: tuple[float, ...] | None) -> np.ndarray | None:
-    if values is None:
-        return None
-    if not np.all(np.isfinite(values)):
-        raise InputError(f"--{flag}: found {list(values)}, expected finite numbers")
-    return np.asarray(values, np.float32)
-
-
 def _environment_bounds(task: Task) -> tuple[np.ndarray | None, np.ndarray | None]:
+    from c4rl.environments.making import make_environment
+
     environment = make_environment(task)
     space: Any = environment.action_space  # a Box, or `get_task` would have refused it
     environment.close()

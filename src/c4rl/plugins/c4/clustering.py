@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from c4rl.core.options import PerRunInt
 from c4rl.core.errors import InputError
+from c4rl.core.options import PerRunInt
 from c4rl.core.random import Streams
 from c4rl.plugins.c4.cluster_sampler import ClusterSampler
 from c4rl.plugins.c4.cross_covariance import monitor

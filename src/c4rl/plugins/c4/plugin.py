@@ -66,6 +66,8 @@ class C4Config(ClusteringConfig, DivergenceConfig):
 class C4(Plugin):
     """Clustered cross-covariance control for any algorithm with a critic."""
 
+    monitored = True
+
     def __init__(self, config: C4Config) -> None:
         self.config = config
         self.period = config.period
