@@ -14,6 +14,7 @@ from c4rl.algorithms.losses import mean_squared_error, td_target
 from c4rl.core.buffer import Batch
 from c4rl.core.networks import Critic, Stack, per_row
 from c4rl.core.optimizers import FlatAdam, Polyak
+from c4rl.core.options import option
 from c4rl.core.policies import GaussianPolicy, TanhGaussian
 from c4rl.core.random import Streams
 from c4rl.plugins.seams import ActorStep, CriticStep, Plugins
@@ -35,9 +36,9 @@ class CQLConfig(CriticConfig):
     """Log-sum-exp over all 3N actions of a state (30), or over one triple at a time (3, as OfflineRL-Kit runs)."""
     importance_sampling: bool = True
     """Subtract the actions' log-densities; off: plain Q values, with the logged action among them."""
-    gap_minimum: float = -math.inf
+    gap_minimum: float = option(-math.inf, at_least=-math.inf, at_most=1e6, infinite=True)
     """Lower clip of the per-state gap (-200 in the antmaze recipe)."""
-    gap_maximum: float = math.inf
+    gap_maximum: float = option(math.inf, at_least=-1e6, at_most=math.inf, infinite=True)
     """Upper clip of the per-state gap."""
     lagrange: Literal["none", "weighted_gap", "raw_gap"] = "none"
     """Adapt the weight so that the gap meets the threshold: α'(α_cql·gap - τ) or α'·α_cql(gap - τ)."""
