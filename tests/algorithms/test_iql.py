@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import tyro
 
 from c4rl.algorithms.iql import IQL, advantage_weight, expectile_loss
+from c4rl.cli.train import config_of
 from c4rl.core.buffer import Batch
 from c4rl.core.errors import InputError
 from c4rl.core.policies import dropout_masks
 from c4rl.data.dataset import Dataset
-from c4rl.jobs.config import command_line_type
 from c4rl.plugins.c4.plugin import C4Config
 from c4rl.plugins.seams import CriticStep, Plugin
 from c4rl.training.launch import Launch
@@ -276,8 +275,6 @@ def test_a_deterministic_policy_refuses_divergences_that_need_a_density() -> Non
 
 def test_flags_stand_beside_those_of_all_plugins() -> None:
     flags = "--algorithm iql --dataset x --task none --output y --inverse-temperature 10 --beta 2 --dr3-weight 0.1"
-    kind = command_line_type("iql", ("c4", "layer_norm", "dr3"))
-    arguments = [*flags.split(), "--plugins", "c4", "layer_norm", "dr3"]
-    config = tyro.cli(kind, args=arguments, config=(tyro.conf.OmitArgPrefixes,))
+    config = config_of([*flags.split(), "--plugins", "c4", "layer_norm", "dr3"])
     assert config.options.inverse_temperature == 10
     assert (config.plugin_options[0].beta, config.plugin_options[2].dr3_weight) == (2, 0.1)

@@ -6,7 +6,6 @@ import difflib
 import inspect
 import io
 import itertools
-import re
 import textwrap
 import types
 from collections.abc import Mapping, Sequence
@@ -51,6 +50,11 @@ class Flag:
     def positional(self) -> bool:
         return tyro.conf.Positional in get_args(self.field.type)
 
+    @property
+    def words(self) -> Literal[1, "*"]:
+        """How many it takes; of a positional one we say ourselves that it is missing."""
+        return "*" if self.positional or is_tuple(self.field.type) else 1
+
     def for_tyro(self, default: Any) -> tuple[str, Any, "Field[Any]"]:
         """A field of a dataclass: its words are read by our own parser."""
         kind = self.field.type
@@ -59,7 +63,7 @@ class Flag:
         if kind is bool:  # a switch: --flag, --no-flag
             return self.field.name, Annotated[bool, shown], dataclasses.field(default=default)
         spec: PrimitiveConstructorSpec[Any] = PrimitiveConstructorSpec(
-            nargs="*" if is_tuple(kind) else 1,
+            nargs=self.words,
             metavar=self.field.name.upper()
             if self.positional
             else _metavar(kind, tuple(declaration(self.field).choices)),
@@ -98,7 +102,7 @@ def parse(
     except SystemExit as stop:
         if not stop.code:
             raise  # it was --help
-        raise InputError(_sentence(told.getvalue(), flags)) from None
+        raise InputError(_without_value(arguments, flags, told.getvalue())) from None
     if unknown and not others_follow:
         raise InputError(_unknown(unknown, [flag.name for flag in flags], prog))
     values = {flag.field.name: getattr(parsed, flag.field.name) for flag in flags}
@@ -122,15 +126,14 @@ def _unknown(words: Sequence[str], known: Sequence[str], prog: str) -> str:
     return f"{word}: found where a known flag was expected; {hint}"
 
 
-def _sentence(told: str, flags: Sequence[Flag]) -> str:
-    """What tyro tells in a box, up to its first rule, in one line."""
-    without_value = re.search(r"Missing value for argument '(--[\w-]+)'", told)
-    for flag in flags:
-        if without_value and without_value[1] == flag.name:
+def _without_value(arguments: Arguments, flags: Sequence[Flag], told: str) -> str:
+    """All that tyro is left to refuse; what it tells, in one line, should there be more."""
+    known = {flag.name: flag for flag in flags if flag.words == 1}
+    for word, following in itertools.pairwise([*arguments, "--"]):
+        flag = known.get(word.replace("_", "-"))
+        if flag is not None and following.startswith("--"):
             return f"{flag.name}: found no value, expected {expected(flag.field)}"
-    lines = [line.strip("│╭╮╰╯ ") for line in told.splitlines() if not line.startswith(("╭", "╰"))]
-    first = itertools.takewhile(lambda line: not line.startswith("─"), lines)
-    return re.sub(r"\s+", " ", " ".join(first))
+    return " ".join(told.split())
 
 
 @cache

@@ -45,7 +45,7 @@ class Declaration(NamedTuple):
 
 
 def _plain(bound: float) -> str:
-    return f"{int(bound):,}" if bound == int(bound) else f"{bound:g}"
+    return f"{int(bound):,}" if float(bound).is_integer() else f"{bound:g}"
 
 
 def option(
@@ -173,11 +173,12 @@ def _fits(kind: Any, value: Any) -> bool:
 
 def read_text(field: "dataclasses.Field[Any]", words: str | list[str], given: str) -> Any:
     """An option's value from a word, or from several where it is a tuple; given: how the sentence names it."""
+    alone = isinstance(words, list) and len(words) == 1 and not is_tuple(field.type)
     try:
-        return read(field.type, words if is_tuple(field.type) or isinstance(words, str) else words[0], as_text)
+        return read(field.type, words[0] if alone else words, as_text)
     except ValueError:
-        found = words if isinstance(words, str) else " ".join(words)
-        raise InputError(f"{given}: found '{found}', expected {expected(field)}") from None
+        found = f"'{words if isinstance(words, str) else ' '.join(words)}'" if words != [] else "nothing"
+        raise InputError(f"{given}: found {found}, expected {expected(field)}") from None
 
 
 def is_tuple(kind: Any) -> bool:
