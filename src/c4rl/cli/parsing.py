@@ -86,8 +86,11 @@ def parse(
 ) -> dict[str, Any]:
     """Values by the names of their fields. defaults: instead of the fields' own; others_follow: ignore other flags."""
     chosen = {flag.field.name: _default(flag.field) for flag in flags} | dict(defaults or {})
-    fields = [flag.for_tyro(chosen[flag.field.name]) for flag in flags]
-    kind: Any = dataclasses.make_dataclass("Flags", fields, kw_only=True)
+    given = {argument.partition("=")[0].replace("_", "-").replace("--no-", "--") for argument in arguments}
+    # the others keep their defaults, and tyro takes its time with each
+    shown = [flag for flag in flags if flag.positional or flag.name in given or given & {"-h", "--help"}]
+    fields = [flag.for_tyro(chosen[flag.field.name]) for flag in shown]
+    kind: Any = dataclasses.make_dataclass("Flags", fields, kw_only=True, namespace={"__doc__": description})
     prog = f"c4rl {command}"
     try:
         with redirect_stderr(io.StringIO()) as told:
@@ -105,7 +108,7 @@ def parse(
         raise InputError(_without_value(arguments, flags, told.getvalue())) from None
     if unknown and not others_follow:
         raise InputError(_unknown(unknown, [flag.name for flag in flags], prog))
-    values = {flag.field.name: getattr(parsed, flag.field.name) for flag in flags}
+    values = chosen | {flag.field.name: getattr(parsed, flag.field.name) for flag in shown}
     missing = [flag for flag in flags if values[flag.field.name] is NOT_GIVEN]
     if missing and not others_follow:
         names = ", ".join(f"{flag.name} ({expected(flag.field)})" for flag in missing)

@@ -267,9 +267,13 @@ def from_json(data: dict[str, Any], origin: str) -> TrainConfig:
     algorithm = data.get("algorithm")
     if not isinstance(algorithm, str):
         raise InputError(f"{origin}: field 'algorithm' is {algorithm!r}, expected a name")
-    plugins = next(f for f in dataclasses.fields(TrainConfig) if f.name == "plugins")
-    chosen = plugin_names(typed(plugins, data.get("plugins", []), origin), algorithm)
-    options = from_dict(algorithm_class(algorithm).config_type, data.pop("options", {}), origin)
+    field_of_plugins = next(f for f in dataclasses.fields(TrainConfig) if f.name == "plugins")
+    plugins = typed(field_of_plugins, data.get("plugins", []), origin)
+    try:
+        kind, chosen = algorithm_class(algorithm), plugin_names(plugins, algorithm)
+    except InputError as error:
+        raise InputError(f"{origin}: {error}") from None
+    options = from_dict(kind.config_type, data.pop("options", {}), origin)
     stored = data.pop("plugin_options", [])
     if not isinstance(stored, list | tuple) or len(stored) != len(chosen):
         raise InputError(f"{origin}: field 'plugin_options' is {stored}, expected one object for each of {chosen}")
