@@ -27,7 +27,7 @@ $(VENV)/.created:
 
 $(VENV)/.installed: $(VENV)/.created pyproject.toml
 	$(if $(TORCH),$(BIN)/pip install --quiet $(TORCH))
-	$(BIN)/pip install --quiet --editable .
+	$(BIN)/pip install --quiet --editable '.[simulators,figures,tensorboard]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

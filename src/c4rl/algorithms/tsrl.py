@@ -17,9 +17,10 @@ from c4rl.algorithms.losses import clipped_target, squared_error
 from c4rl.algorithms.t_symmetry_dynamics import ResidualStatistics, TSymmetryDynamics, mean_over
 from c4rl.algorithms.td3 import TD3, TD3Config
 from c4rl.core.buffer import Batch, TransitionBuffer
+from c4rl.core.declarations import flag_of
 from c4rl.core.errors import InputError
 from c4rl.core.networks import Stack, per_row
-from c4rl.core.options import PerRun, flag_of, option
+from c4rl.core.options import PerRun, option
 from c4rl.core.policies import dropout_masks
 from c4rl.core.random import Streams
 from c4rl.plugins.seams import Plugins

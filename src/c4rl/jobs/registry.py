@@ -12,6 +12,7 @@ from c4rl.algorithms.sorl import SORL
 from c4rl.algorithms.td3_bc import TD3BC
 from c4rl.algorithms.tsrl import TSRL
 from c4rl.core.errors import InputError
+from c4rl.plugins.c4.monitor import CrossCovarianceMonitor
 from c4rl.plugins.c4.plugin import C4, C4Config
 from c4rl.plugins.dr3 import DR3, DR3Config
 from c4rl.plugins.layer_norm import LayerNorm, LayerNormConfig
@@ -40,6 +41,12 @@ PLUGINS: dict[str, tuple[type, type[Plugin]]] = {
 }
 
 
+DEFAULT_ALGORITHM = "td3_bc"
+PRESET_ALGORITHM = "cql"  # the default with --preset: the only one that the authors' release has
+# logs what --monitor asks for
+MONITOR: type[Plugin] = CrossCovarianceMonitor
+
+
 def algorithm_class(name: str) -> type[Algorithm]:
     if name not in ALGORITHMS:
         raise InputError(f"--algorithm: found '{name}', expected one of {', '.join(ALGORITHMS)}")
@@ -47,7 +54,7 @@ def algorithm_class(name: str) -> type[Algorithm]:
 
 
 def plugin_names(names: tuple[str, ...], algorithm: str) -> tuple[str, ...]:
-    """The chosen plug-ins without the word "none", checked against the algorithm."""
+    """The chosen plug-ins without the word "none", checked against the algorithm and each other."""
     chosen = tuple(name for name in names if name != "none")
     for name in chosen:
         if name not in PLUGINS:

@@ -70,9 +70,8 @@ class SimulatorEvaluation:
             pool.close()
 
 
-def score_record(task: Any, returns: np.ndarray) -> dict[str, Any]:
-    scores = task.normalise(returns) if task.reference_min is not None else returns
-    return {"score": float(np.mean(scores)), "returns": [float(r) for r in returns]}
+def score_record(task: Task, returns: np.ndarray) -> dict[str, Any]:
+    return {"score": float(np.mean(task.normalise(returns))), "returns": [float(r) for r in returns]}
 
 
 class HeldOutEvaluation:

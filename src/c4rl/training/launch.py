@@ -16,9 +16,8 @@ from c4rl.core.ops.metrics import add_metrics, note_failures
 from c4rl.core.random import Streams
 from c4rl.data.packing import Scaling
 from c4rl.jobs.config import TrainConfig
-from c4rl.jobs.registry import PLUGINS, algorithm_class, plugin_names
+from c4rl.jobs.registry import MONITOR, PLUGINS, algorithm_class, plugin_names
 from c4rl.jobs.runs import Run, RunKey, as_runs, launch_groups, runs_of, stacked_options
-from c4rl.plugins.c4.monitor import CrossCovarianceMonitor
 from c4rl.plugins.seams import Plugin, Plugins
 from c4rl.training.cuda_graph import GraphedCalls
 from c4rl.training.snapshot import RunState, Snapshot
@@ -65,8 +64,9 @@ class Launch:
         names = plugin_names(config.plugins, config.algorithm)
         own_options, plugin_options = stacked_options(config, self.runs, device, dtype)
         chosen = [_maker(PLUGINS[name][1])(options) for name, options in zip(names, plugin_options, strict=True)]
-        if (config.monitor or "c4" in names) and algorithm_class(config.algorithm).has_critic:
-            chosen.append(CrossCovarianceMonitor())
+        monitored = config.monitor or any(plugin.monitored for plugin in chosen)
+        if monitored and algorithm_class(config.algorithm).has_critic:
+            chosen.append(MONITOR())
         self.plugins = Plugins(chosen)
         observation_dim, action_dim = buffer.widths
         stack = Stack(tuple(self.seeds), observation_dim, action_dim, device, dtype, config.updates)

@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 
 from c4rl.core.errors import InputError
+from c4rl.core.extras import how_to_install
 from c4rl.core.files import write_json
 from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.core.ops import available, missing
@@ -123,6 +124,8 @@ class Trainer:
             own_kernels = available(self.device) and config.fused_kernels
             title += f", {config.precision if own_kernels else f'fp32 ({config.precision} needs fused GPU kernels)'}"
         self.display = Display(title, self.runs, self.total, self.progress.update, self.console)
+        if not self.directory.has_tensorboard:
+            self.display.message(f"no logs for TensorBoard: {how_to_install('tensorboard')}")
         self._start_clock()
         try:
             with self._graceful_interruption():

@@ -21,7 +21,6 @@ from c4rl.data.subsets import (
     trajectory_subset,
     whole_trajectories,
 )
-from c4rl.environments.making import make_environment
 from c4rl.environments.tasks import Task, get_task, missing
 from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.registry import algorithm_class
@@ -53,8 +52,10 @@ def prepare(config: TrainConfig) -> Preparation:
     task = get_task(task_name)
     if task.name != "none" and (reason := missing(task)) is not None:
         raise InputError(f"--task {task_name}: cannot be evaluated here: {reason}")
-    low = _bounds("action-low", config.action_low)
-    high = _bounds("action-high", config.action_high)
+    low, high = (
+        np.asarray(given, np.float32) if given is not None else None
+        for given in (config.action_low, config.action_high)
+    )
     if task.domain == "gym" and low is None and high is None:
         low, high = _environment_bounds(task)
     full = load_dataset(path, task=task, action_low=low, action_high=high, clip_actions=config.clip_actions)
@@ -81,15 +82,9 @@ def prepare_all(config: TrainConfig) -> tuple[Preparation, ...]:
     return first, *others
 
 
-def _bounds(flag: str, values: tuple[float, ...] | None) -> np.ndarray | None:
-    if values is None:
-        return None
-    if not np.all(np.isfinite(values)):
-        raise InputError(f"--{flag}: found {list(values)}, expected finite numbers")
-    return np.asarray(values, np.float32)
-
-
 def _environment_bounds(task: Task) -> tuple[np.ndarray | None, np.ndarray | None]:
+    from c4rl.environments.making import make_environment
+
     environment = make_environment(task)
     space: Any = environment.action_space  # a Box, or `get_task` would have refused it
     environment.close()
