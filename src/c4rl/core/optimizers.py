@@ -87,7 +87,8 @@ class CosineSchedule:
 
     def at(self, step: Tensor, before: int = 0) -> Tensor:
         """step: int64 scalar, of the update at hand; `before`: updates of earlier stages."""
-        return self.factors.take((step - (1 + before)).clamp(0, len(self.factors) - 1))
+        place = (step - (1 + before)).clamp(0, len(self.factors) - 1)
+        return self.factors.index_select(0, place.view(1)).squeeze(0)
 
 
 class Polyak:
