@@ -22,7 +22,7 @@ from c4rl.plugins.seams import ActorStep, CriticStep, Host, Plugin, Sampler
 @dataclass(frozen=True)
 class C4Config(ClusteringConfig, PenaltyConfig, DivergenceConfig, AuthorsConfig):
     actor_rows: Literal["cluster", "uniform"] = "cluster"
-    """Rows of the actor's batch: the critics', from one cluster (as Section 4 argues), or rows of its
+    """Rows of the actor's batch: the critics', from one cluster (the section on clustered buffers argues so), or its
     own from all the data (Algorithm 1 says "critic minibatch")."""
 
     def check(self) -> None:
