@@ -196,6 +196,12 @@ class Algorithm(ABC):
         self.optimizers["critic"].step(td_loss + self.critic_penalty(batch, output, backup, td_loss))
         return {"critic_loss": td_loss.sum(1), "q": output.q.mean((1, 2))}
 
+    def drawn_actions(self, policy: TanhGaussian, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Actions [R, B, a] and their log-probability [R, B] for plug-ins; the mean alone where none looks."""
+        if not self.plugins.have_actor_term:
+            return policy.mean, None
+        return policy.sample(self.streams.normal("actor_action", *batch.actions.shape[1:]))
+
     def actor_term(
         self, batch: Batch, actions: Tensor, log_prob: Tensor | None = None, distribution: TanhGaussian | None = None
     ) -> Tensor | float:

@@ -45,12 +45,9 @@ class BC(Algorithm):
         policy = self.actor(actor_batch.observations)
         if self.config.loss == "mse":
             loss = mean_squared_error(policy, actor_batch.actions)
-            actions, log_prob, distribution = policy, None, None
+            term = self.actor_term(actor_batch, policy)
         else:
             loss = -policy.log_prob(actor_batch.actions).mean(1)
-            actions, log_prob, distribution = policy.mean, None, policy
-            if self.plugins.have_actor_term:  # actions of its own are for plug-ins alone
-                noise = self.streams.normal("actor_action", *actor_batch.actions.shape[1:])
-                actions, log_prob = policy.sample(noise)
-        self.optimizers["actor"].step(loss + self.actor_term(actor_batch, actions, log_prob, distribution))
+            term = self.actor_term(actor_batch, *self.drawn_actions(policy, actor_batch), policy)
+        self.optimizers["actor"].step(loss + term)
         return {"actor_loss": loss}

@@ -75,7 +75,4 @@ class IQL(ImplicitQ):
             return actions, None, None, (actions - batch.actions).square().sum(2)
         distribution: Gaussian = self.actor(batch.observations, masks)
         distance = -distribution.log_prob(batch.actions)
-        if not self.plugins.have_actor_term:  # actions of its own are for plug-ins alone
-            return distribution.mean, None, distribution, distance
-        noise = self.streams.normal("actor_action", *batch.actions.shape[1:])
-        return *distribution.sample(noise), distribution, distance
+        return *self.drawn_actions(distribution, batch), distribution, distance

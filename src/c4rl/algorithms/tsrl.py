@@ -152,7 +152,7 @@ class TSRL(TD3):
             "dynamics_loss": loss,
             "dynamics_reconstruction": losses.reconstruction,
             "dynamics_encoder_ode": losses.encoder_ode,
-            "dynamics_decoder_ode_to_change": (losses.decoder_ode / losses.change.clamp_min(1e-12)),
+            "dynamics_decoder_ode_to_change": losses.decoder_ode / losses.change.clamp_min(1e-12),
             "dynamics_symmetry": losses.symmetry,
         }
 

@@ -64,41 +64,19 @@ CQL = (
     Published(
         EVERY_TASK,
         "CORL (corl-team/CORL at eeeeef2), configs/offline/cql; ours: the same for ant, which it lacks",
-        {
-            "hidden_layers": 3,
-            "hidden_width": 256,
-            "batch_size": 256,
-            "actor_lr": 3e-5,
-            "critic_lr": 3e-4,
-            "discount": 0.99,
-            "tau": 0.005,
-            "cql_weight": 10.0,
-            "cql_actions": 10,
-            "lse_group": 30,
-            "importance_sampling": True,
-            "lagrange": "none",
-            "max_q_backup": "none",
-            "entropy": "automatic",
-            "backup_entropy": False,
-            "cloning_updates": 0,
-            "policy_log_std": "scaled",
-            "critic_initialization": "orthogonal",
-        },
+        {"hidden_layers": 3, "hidden_width": 256, "batch_size": 256, "actor_lr": 3e-5, "critic_lr": 3e-4}
+        | {"discount": 0.99, "tau": 0.005, "cql_weight": 10.0, "cql_actions": 10, "lse_group": 30}
+        | {"importance_sampling": True, "lagrange": "none", "max_q_backup": "none", "entropy": "automatic"}
+        | {"backup_entropy": False, "cloning_updates": 0, "policy_log_std": "scaled"}
+        | {"critic_initialization": "orthogonal"},
         NORMALISED,
     ),
     Published(("hopper-medium-v2", "hopper-medium"), "CORL, hopper-medium", {}, {"normalize_returns": True}),
     Published(
         ("antmaze-*",),
         "CORL, antmaze; ours: three hidden layers in both critics, where CORL has five in one of them",
-        {
-            "actor_lr": 1e-4,
-            "cql_weight": 5.0,
-            "lagrange": "raw_gap",
-            "lagrange_threshold": 0.8,
-            "lagrange_initial_log": 1.0,
-            "max_q_backup": "max_min",
-            "gap_minimum": -200.0,
-        },
+        {"actor_lr": 1e-4, "cql_weight": 5.0, "lagrange": "raw_gap", "lagrange_threshold": 0.8}
+        | {"lagrange_initial_log": 1.0, "max_q_backup": "max_min", "gap_minimum": -200.0},
         HUNDRED_EPISODES
         | {"normalize_observations": False, "reward_scale": 10.0, "reward_shift": -5.0, "eval_every": 50_000},
     ),
@@ -112,27 +90,19 @@ CQL = (
     Published(
         ("kitchen-*",),
         "Cal-QL's release (nakamotoo/Cal-QL at c510025), run_kitchen.sh and its defaults, without its bound",
-        {
-            "hidden_width": 512,
-            "actor_lr": 1e-4,
-            "cql_weight": 5.0,
-            "importance_sampling": False,
-            "max_q_backup": "max_min",
-        },
+        {"hidden_width": 512, "actor_lr": 1e-4, "cql_weight": 5.0}
+        | {"importance_sampling": False, "max_q_backup": "max_min"},
         {"updates": 500_000, "normalize_observations": False, "eval_episodes": 20},
     ),
 )
 
 # the release: README.md, configs/ and train_offline.py of ikostrikov/implicit_q_learning
 _IQL_RELEASE = "IQL's release (ikostrikov/implicit_q_learning at 09d7002)"
-_IQL_NETWORKS = TWO_LAYER_CRITICS | {
-    "value_lr": 3e-4,
-    "tau": 0.005,
-    "weight_maximum": 100.0,
-    "policy": "gaussian",
-    "actor_schedule": "cosine",
-    "initialization": "orthogonal_throughout",
-}
+_IQL_NETWORKS = (
+    TWO_LAYER_CRITICS
+    | {"value_lr": 3e-4, "tau": 0.005, "weight_maximum": 100.0, "policy": "gaussian"}
+    | {"actor_schedule": "cosine", "initialization": "orthogonal_throughout"}
+)
 _IQL_LOCOMOTION = _IQL_NETWORKS | {"expectile": 0.7, "inverse_temperature": 3.0, "actor_dropout": 0.0}
 _IQL_ANTMAZE = _IQL_NETWORKS | {"expectile": 0.9, "inverse_temperature": 10.0, "actor_dropout": 0.0}
 _IQL_KITCHEN = _IQL_NETWORKS | {"expectile": 0.7, "inverse_temperature": 0.5, "actor_dropout": 0.1}
@@ -160,23 +130,16 @@ IQL = (
 )
 
 _DOGE_RELEASE = "Facebear-ljx/DOGE at 13636d9"
-_DOGE_LOCOMOTION = TWO_LAYER_CRITICS | {
-    "alpha": 7.5,
-    "distance_lr": 1e-3,
-    "distance_updates": 100_000,
-    "negative_actions": 20,
-    "negative_range": 1.5,
-    "multiplier_initial": 5.0,
-    "multiplier_minimum": 1.0,
-}
-_DOGE_ANTMAZE = _DOGE_LOCOMOTION | {
-    "critic_lr": 1e-3,
-    "discount": 0.995,
-    "alpha": 5.0,
-    "distance_lr": 1e-4,
-    "distance_updates": 1_000_000,
-    "multiplier_initial": 1.0,
-}
+_DOGE_LOCOMOTION = (
+    TWO_LAYER_CRITICS
+    | {"alpha": 7.5, "distance_lr": 1e-3, "distance_updates": 100_000, "negative_actions": 20}
+    | {"negative_range": 1.5, "multiplier_initial": 5.0, "multiplier_minimum": 1.0}
+)
+_DOGE_ANTMAZE = (
+    _DOGE_LOCOMOTION
+    | {"critic_lr": 1e-3, "discount": 0.995, "alpha": 5.0}
+    | {"distance_lr": 1e-4, "distance_updates": 1_000_000, "multiplier_initial": 1.0}
+)
 _DOGE_ANTMAZE_TRAINING = RAW | HUNDRED_EPISODES | {"reward_shift": -1.0, "eval_every": 100_000}
 DOGE = (
     Published(ROBOTS, f"train_distance_mujoco.py, {_DOGE_RELEASE}", _DOGE_LOCOMOTION, NORMALISED),
@@ -207,15 +170,8 @@ DOGE = (
 
 _TSRL_RELEASE = "pcheng2/TSRL at 392420f, its 10k-row runs"
 _TSRL_OURS = "ours, as nobody published any"
-_TSRL_LOCOMOTION: Values = {
-    "hidden_layers": 2,
-    "hidden_width": 512,
-    "actor_lr": 3e-4,
-    "critic_lr": 3e-4,
-    "latent_cloning": 100.0,
-    "policy_symmetry": 100.0,
-    "quantile": 0.7,
-}
+_TSRL_NETWORKS: Values = {"hidden_layers": 2, "hidden_width": 512, "actor_lr": 3e-4, "critic_lr": 3e-4}
+_TSRL_LOCOMOTION = _TSRL_NETWORKS | {"latent_cloning": 100.0, "policy_symmetry": 100.0, "quantile": 0.7}
 _TSRL_ADROIT = _TSRL_LOCOMOTION | {"latent_cloning": 10_000.0, "encoder_ode_from": 0}
 _TSRL_KITCHEN = _TSRL_LOCOMOTION | {"latent_cloning": 10_000.0}
 _TSRL_SCHEDULE = MILLION | {"eval_every": 3_000, "eval_episodes": 5}
@@ -260,19 +216,11 @@ BPPO = (
 
 _A2PR_RELEASE = "ltlhuuu/A2PR at f92a2a4"
 _A2PR_README, _A2PR_HISTORY = f"README.md, {_A2PR_RELEASE}", "READMEv0.md in the history of ltlhuuu/A2PR"
-_A2PR_DEFAULTS: Values = {
-    "hidden_layers": 4,
-    "actor_layers": 3,
-    "hidden_width": 256,
-    "batch_size": 256,
-    "actor_lr": 3e-4,
-    "critic_lr": 3e-4,
-    "discount": 0.99,
-    "alpha": 2.5,
-    "reconstruction_weight": 1.0,
-    "cloning_weight": 0.5,
-    "detach_target": False,
-}
+_A2PR_DEFAULTS = (
+    TWO_LAYER_CRITICS
+    | {"hidden_layers": 4, "actor_layers": 3, "alpha": 2.5, "detach_target": False}
+    | {"reconstruction_weight": 1.0, "cloning_weight": 0.5}
+)
 _AS_EXPERT, _AS_REPLAY = "ours: as medium-expert", "ours: as medium-replay"
 
 
@@ -334,47 +282,34 @@ SORL = (
 
 # the release's configs (tinkoff-ai/ReBRAC), as CORL repeats them; CORL adds maze2d
 _REBRAC = "ReBRAC's release as in CORL, configs/offline/rebrac"
-_REBRAC_LOCOMOTION: Values = {
-    "hidden_layers": 3,
-    "hidden_width": 256,
-    "batch_size": 1024,
-    "actor_lr": 1e-3,
-    "critic_lr": 1e-3,
-    "discount": 0.99,
-    "tau": 0.005,
-    "alpha": 1.0,
-    "policy_noise": 0.2,
-    "noise_clip": 0.5,
-    "policy_delay": 2,
-    "actor_cloning": 0.01,
-    "critic_cloning": 0.01,
-}
+_REBRAC_LOCOMOTION: Values = (
+    {"hidden_layers": 3, "hidden_width": 256, "batch_size": 1024, "actor_lr": 1e-3, "critic_lr": 1e-3}
+    | {"discount": 0.99, "tau": 0.005, "policy_noise": 0.2, "noise_clip": 0.5, "policy_delay": 2}
+    | {"alpha": 1.0, "actor_cloning": 0.01, "critic_cloning": 0.01}
+)
 _REBRAC_SMALL_BATCH = _REBRAC_LOCOMOTION | {"batch_size": 256, "actor_lr": 3e-4, "critic_lr": 3e-4}
 _REBRAC_MAZE2D = _REBRAC_SMALL_BATCH | {"actor_cloning": 0.003, "critic_cloning": 0.001}
 _REBRAC_ANTMAZE = _REBRAC_SMALL_BATCH | {"critic_lr": 5e-5, "discount": 0.999}
 
 
 def _rebrac(tasks: str, actor: float, critic: float, source: str = f"{_REBRAC}: β1, β2") -> Published:
-    return Published((tasks,), source, {"actor_cloning": actor, "critic_cloning": critic})
+    return Published(tuple(tasks.split()), source, {"actor_cloning": actor, "critic_cloning": critic})
 
 
 REBRAC = (
-    Published(ROBOTS, _REBRAC, _REBRAC_LOCOMOTION, RAW),
+    Published(ROBOTS, f"{_REBRAC}; β1 and β2 of the sets not named below", _REBRAC_LOCOMOTION, RAW),
+    Published(ADROIT, f"{_REBRAC}; β1 and β2 of the sets not named below", _REBRAC_SMALL_BATCH, RAW),
     _rebrac("halfcheetah-medium-v*", 0.001, 0.01),
     _rebrac("halfcheetah-medium-replay*", 0.01, 0.001),
     _rebrac("halfcheetah-full-replay*", 0.001, 0.1),
-    _rebrac("halfcheetah-medium-expert*", 0.01, 0.1),
-    _rebrac("halfcheetah-expert*", 0.01, 0.01),
-    _rebrac("hopper-medium-v*", 0.01, 0.01),
-    _rebrac("hopper-medium-replay*", 0.05, 0.5),
-    _rebrac("hopper-full-replay*", 0.01, 0.01),
-    _rebrac("hopper-medium-expert*", 0.1, 0.01),
-    _rebrac("hopper-expert*", 0.1, 0.1),
+    _rebrac("halfcheetah-medium-expert* door-cloned*", 0.01, 0.1),
     _rebrac("walker2d-medium-v*", 0.05, 0.1),
-    _rebrac("walker2d-medium-replay*", 0.05, 0.01),
-    _rebrac("walker2d-full-replay*", 0.01, 0.01),
-    _rebrac("walker2d-medium-expert*", 0.01, 0.01),
-    _rebrac("walker2d-expert*", 0.01, 0.5),
+    _rebrac("walker2d-medium-replay* door-expert* relocate-expert*", 0.05, 0.01),
+    _rebrac("walker2d-expert* hammer-human*", 0.01, 0.5),
+    _rebrac("hopper-medium-replay* pen-cloned*", 0.05, 0.5),
+    _rebrac("hopper-medium-expert* relocate-human* relocate-cloned*", 0.1, 0.01),
+    _rebrac("hopper-expert* door-human*", 0.1, 0.1),
+    _rebrac("pen-human* hammer-cloned*", 0.1, 0.5),
     Published(("ant-*",), "ours: locomotion's settings, β1 and β2 of the middle of its grid", _REBRAC_LOCOMOTION, RAW),
     Published(("maze2d-*",), f"{_REBRAC}; ours: the same for dense rewards", _REBRAC_MAZE2D, RAW | HUNDRED_EPISODES),
     Published(
@@ -390,19 +325,6 @@ REBRAC = (
     _rebrac("antmaze-large-play*", 0.002, 0.001),
     _rebrac("antmaze-large-diverse*", 0.002, 0.002),
     _rebrac("antmaze-ultra-*", 0.002, 0.001, "ours: as antmaze-large-play"),
-    Published(ADROIT, _REBRAC, _REBRAC_SMALL_BATCH, RAW),
-    _rebrac("pen-human*", 0.1, 0.5),
-    _rebrac("pen-cloned*", 0.05, 0.5),
-    _rebrac("pen-expert*", 0.01, 0.01),
-    _rebrac("hammer-human*", 0.01, 0.5),
-    _rebrac("hammer-cloned*", 0.1, 0.5),
-    _rebrac("hammer-expert*", 0.01, 0.01),
-    _rebrac("door-human*", 0.1, 0.1),
-    _rebrac("door-cloned*", 0.01, 0.1),
-    _rebrac("door-expert*", 0.05, 0.01),
-    _rebrac("relocate-human*", 0.1, 0.01),
-    _rebrac("relocate-cloned*", 0.1, 0.01),
-    _rebrac("relocate-expert*", 0.05, 0.01),
     Published(
         ("kitchen-*",),
         "ours: Adroit's settings for human demonstrations",
