@@ -103,7 +103,7 @@ def check_value(field: "dataclasses.Field[Any]", value: Any) -> None:
         else:
             holds = not isinstance(one, int | float) or isinstance(one, bool) or declared.holds(one)
         if not holds:
-            found = f"'{one}'" if isinstance(one, str) else one
+            found = f"'{one}'" if isinstance(one, str) else f"{one:g}" if isinstance(one, float) else one
             raise InputError(f"--{flag_of(field.name)}: found {found}, expected {expected(field)}")
     if isinstance(value, tuple) and not value and declared.bounds:
         raise InputError(f"--{flag_of(field.name)}: found none, expected {expected(field)}")
