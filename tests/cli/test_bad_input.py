@@ -187,14 +187,14 @@ BAD_FLAGS: dict[str, tuple[Build, list[str]]] = {
         with_flags("--reward-scale", "nan"),
         ["--reward-scale", "found 'nan'", "a number at least -1,000,000"],
     ),
-    "hold everything out": (with_flags("--hold-out", "1"), ["--hold-out", "found 1.0", "a number above 0, below 1"]),
+    "hold everything out": (with_flags("--hold-out", "1"), ["--hold-out", "found 1", "a number above 0, below 1"]),
     "a precision nobody proved": (
         with_flags("--precision", "tf32"),
         ["--precision", "found 'tf32'", "expected one of fp32, bf16x3"],
     ),
     "best trajectories beyond all": (
         with_flags("--algorithm", "bc", "--top-fraction", "2"),
-        ["--top-fraction", "found 2.0", "above 0, at most 1"],
+        ["--top-fraction", "found 2", "above 0, at most 1"],
     ),
     "no such device": (with_flags("--device", "tpu"), ["--device", "'tpu'", "expected auto, cpu, cuda"]),
     "device that is not there": (with_flags("--device", "cuda:99"), ["--device", "'cuda:99'", "CUDA devices"]),

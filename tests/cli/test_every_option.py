@@ -184,7 +184,7 @@ def test_a_word_that_is_no_choice_is_refused(
         refused((*owner.command, f"{flag}={text}"), (f"{flag}: ",), folder, capsys)
         if owner.place:
             refused((*owner.command, "--sweep", f"{field.name}={text},x"), ("--sweep",), folder, capsys)
-    for value in ("no-such-word", "", 3, True) if owner.place is not None else ():
+    for value in ("no-such-word", "", -77, True) if owner.place is not None else ():
         _stored_is_refused(owner, field, [value] if is_tuple(field.type) else value, folder, capsys)
 
 

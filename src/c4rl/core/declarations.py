@@ -103,7 +103,7 @@ def check_value(field: "dataclasses.Field[Any]", value: Any) -> None:
         else:
             holds = not isinstance(one, int | float) or isinstance(one, bool) or declared.holds(one)
         if not holds:
-            found = f"'{one}'" if isinstance(one, str) else one
+            found = f"'{one}'" if isinstance(one, str) else f"{one:g}" if isinstance(one, float) else one
             raise InputError(f"--{flag_of(field.name)}: found {found}, expected {expected(field)}")
     if isinstance(value, tuple) and not value and declared.bounds:
         raise InputError(f"--{flag_of(field.name)}: found none, expected {expected(field)}")
@@ -124,8 +124,10 @@ def read(kind: Any, value: Any, leaf: Leaf) -> Any:
             with suppress(ValueError):
                 return read(one, value, leaf)
     elif origin is Literal:
-        if value in arguments:
-            return value
+        for one in arguments:
+            with suppress(ValueError):
+                if read(type(one), value, leaf) == one:
+                    return one
     elif origin is tuple:
         if isinstance(value, list | tuple):
             return tuple(read(arguments[0], item, leaf) for item in value)
@@ -197,7 +199,7 @@ def _words(kind: Any, declared: Declaration) -> str:
     if origin in (Union, types.UnionType):
         return " or ".join(words for one in arguments if (words := _words(one, declared)))
     if origin is Literal or (kind is str and declared.choices):
-        choices = arguments or tuple(declared.choices)
+        choices = tuple(map(str, arguments or declared.choices))
         return f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0]
     if origin is tuple:
         return f"{_words(arguments[0], declared)} each"

@@ -10,10 +10,11 @@ from rich.console import Console
 from rich.table import Table
 
 from c4rl.algorithms.td3_bc import TD3BCConfig
+from c4rl.core.errors import InputError
 from c4rl.data.recording import record
 from c4rl.environments.evaluation import rollout
 from c4rl.environments.making import make_environment
-from c4rl.environments.tasks import Task, get_task
+from c4rl.environments.tasks import Task, get_task, missing
 from c4rl.jobs.config import empty_config
 from c4rl.plugins.c4.plugin import C4Config
 from c4rl.results.maze_figure import Panel, maze_figure, value_grid
@@ -36,6 +37,8 @@ def demonstrate(folder: Path, task: str, size: int, updates: int, seeds: tuple[i
     console, began = Console(), time.monotonic()
     check_new_output(folder)
     chosen = get_task(task)
+    if (reason := missing(chosen)) is not None:
+        raise InputError(f"--task {task}: cannot be simulated here: {reason}")
     data = folder / "dataset.npz"
     methods: dict[str, tuple[C4Config, ...]] = {"TD3+BC": (), "TD3+BC + C4": (C4,)}
     jobs = {  # all that can be wrong with the flags is found here, before anything is written
