@@ -144,7 +144,7 @@ def test_a_preset_beside_a_config_is_refused(data: Path, tmp_path: Path, capsys:
     assert run("train", "--preset", "paper", "--dataset", data, "--output", tmp_path / "job", *SHORT) == 0
     capsys.readouterr()
     assert run("train", "--config", tmp_path / "job", "--preset", "authors", "--output", tmp_path / "other") == 2
-    assert "--preset: found beside --config" in capsys.readouterr().err
+    assert "--preset: found with --config" in capsys.readouterr().err
 
 
 def test_help_shows_the_presets_values(capsys: pytest.CaptureFixture[str]) -> None:

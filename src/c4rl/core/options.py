@@ -16,9 +16,9 @@ from typing import Any, TypeVar, get_args
 import torch
 from torch import Tensor
 
-from c4rl.core.declarations import Options, declaration, option
+from c4rl.core.declarations import Options, declaration, flag_of, option
 
-__all__ = ["Options", "PerRun", "PerRunInt", "declaration", "may_differ", "option", "stacked"]
+__all__ = ["Options", "PerRun", "PerRunInt", "declaration", "flag_of", "may_differ", "option", "stacked"]
 
 PerRun = float | Tensor  # a number, or one per run [R] where the runs of a launch differ
 PerRunInt = int | Tensor
