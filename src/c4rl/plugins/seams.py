@@ -112,7 +112,7 @@ class Plugin:
 
     @property
     def has_actor_term(self) -> bool:
-        """Whether there is one: without, nobody looks at an ActorStep."""
+        """Whether `actor_term` adds anything; if no plug-in does, no ActorStep is made."""
         return False
 
     def actor_term(self, step: ActorStep) -> Tensor | None:
@@ -126,7 +126,7 @@ class Plugin:
 
     @property
     def static_refresh(self) -> bool:
-        """Whether `refresh` may be captured in a CUDA graph: the same operations each time, no word to the host."""
+        """Whether a CUDA graph may capture `refresh`: the same operations each time, no waiting for the host."""
         return False
 
     def metrics(self) -> dict[str, Tensor]:
@@ -142,11 +142,11 @@ class Plugin:
         return {}
 
     def unpadded(self, name: str, tensor: Tensor, run: int) -> Tensor:
-        """One run's slice of a tensor of `state`, less what only its company in the stack made it hold."""
+        """One run's slice of a tensor of `state`, without the padding that the stack added."""
         return tensor
 
     def padded(self, name: str, own: Tensor, run: int) -> Tensor:
-        """The reverse: what `unpadded` gave, as long as this stack needs it."""
+        """The reverse: pad what `unpadded` gave to this stack's size."""
         return own
 
 

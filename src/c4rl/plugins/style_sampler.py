@@ -1,7 +1,7 @@
 """SORL's trajectory styles as a plug-in: C4's single-cluster batches, with styles of trajectories for clusters.
 
 The EM over trajectories runs once, before the first update; then z ~ p_z and rows ~ p̂(z|τ(i)), without any penalty.
-Beside C4 it shows what is clustered: whole trajectories by who acted, or transitions by the critic.
+It clusters whole trajectories by who acted, where C4 clusters transitions by the critic.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Re-clustering: gradients of the pool -> mixture -> single-cluster batches, and what is reported of it."""
+"""Re-clustering: gradients of the pool -> mixture -> single-cluster batches, and a report."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -146,7 +146,7 @@ class Clustering:
 
     @property
     def static_refresh(self) -> bool:
-        """Whether every refresh after the first runs the same operations without a word to the host."""
+        """Whether every refresh after the first runs the same operations and never waits for the host."""
         directions = None if self.projections is None else self.projections[0].directions
         solved_here = directions is None or solved_on_device(directions.shape[1], directions.device)
         small = self.mixture is not None and self.mixture.means.shape[2] <= CAPTURED_SIZE
