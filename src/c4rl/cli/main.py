@@ -183,7 +183,7 @@ def record_command(arguments: Arguments) -> int:
 def info_command(arguments: Arguments) -> int:
     """Show what is in a dataset, and what looks wrong with it."""
     from c4rl.data.info import describe, render
-    from c4rl.data.loading import load_dataset
+    from c4rl.data.loading import load_for_task
     from c4rl.environments.tasks import get_task
 
     def info(
@@ -204,10 +204,8 @@ def info_command(arguments: Arguments) -> int:
             clip_actions: clip logged actions to the bounds instead of refusing them.
             json: print JSON.
         """
-        loaded = load_dataset(
-            dataset, task=get_task(task), action_low=action_low, action_high=action_high, clip_actions=clip_actions
-        )
-        description = describe(loaded, get_task(task))
+        found = get_task(task)
+        description = describe(load_for_task(dataset, found, action_low, action_high, clip_actions), found)
         if json:
             print(_json(description))
         else:

@@ -13,6 +13,7 @@ from rich.table import Table
 from c4rl.core.errors import InputError
 from c4rl.jobs import config as configs
 from c4rl.training import loop
+from c4rl.training.evaluation import explain_held_out
 
 Arguments = list[str]
 
@@ -135,6 +136,10 @@ def print_summary(summary: dict[str, Any], console: Console | None = None) -> No
             for name, values in group["last"].items():
                 shown = " ".join(f"{value:.4g}" for value in values)
                 console.print(f"{prefix}{name.replace('_', ' ')} per seed: {shown}", highlight=False, soft_wrap=True)
+        datasets = summary["dataset"] if isinstance(summary["dataset"], list) else [summary["dataset"]]
+        for name in groups[0]["last"]:
+            meaning = explain_held_out(name, datasets)
+            console.print(f"{name.replace('_', ' ')}: {meaning}", highlight=False, markup=False, soft_wrap=True)
         return
     tasks = summary["task"] if isinstance(summary["task"], str) else " and ".join(summary["task"])
     table = Table(title=f"{summary['algorithm']} on {tasks} ({summary['score']})", title_justify="left")

@@ -8,6 +8,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from c4rl.core.errors import printable
 from c4rl.data.checks import TaskLike, row_blocks
 from c4rl.data.dataset import Array, Dataset
 from c4rl.data.subsets import trajectory_returns, trajectory_slices
@@ -190,7 +191,7 @@ def render(description: dict[str, Any]) -> RenderableType:
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="bold")
     facts.add_column()
-    facts.add_row("file", Text(description["source"], overflow="fold"))
+    facts.add_row("file", Text(printable(description["source"]), overflow="fold"))
     if description["sha256"]:
         facts.add_row("sha256", Text(description["sha256"][:16] + "…", style="dim"))
     if description["task"]:

@@ -83,7 +83,7 @@ class TrainConfig:
     eval_in_background: Literal["auto", "yes", "no"] = "auto"
     """Whether training goes on while policies are evaluated; auto: on a GPU, since a CPU's cores would be shared."""
     hold_out: float = 0.1
-    """With --task none: share of the trajectories kept for the held-out report."""
+    """With --task none: share of the trajectories (of one long log: its end) kept for the held-out report; 0: none."""
     log_every: int = 500
     """Updates between lines of metrics.jsonl, counted through all stages."""
     checkpoint_every: int = 1000
@@ -150,7 +150,7 @@ class TrainConfig:
         require("checkpoint-seconds", seconds is None or 0 <= seconds < math.inf, seconds, "0 or more")
         why = "no other mode has been shown to be harmless (benchmarks/speed.md)"
         require("precision", self.precision in OFFERED, f"'{self.precision}'", f"{' or '.join(OFFERED)}: {why}")
-        require("hold-out", 0 < self.hold_out < 1, self.hold_out, "a share between 0 and 1")
+        require("hold-out", 0 <= self.hold_out < 1, self.hold_out, "a share between 0 and 1")
         require("threads", self.threads is None or self.threads > 0, self.threads, "1 or more")
         for name, plugin_options in zip(plugin_names(self.plugins, self.algorithm), self.plugin_options, strict=False):
             PLUGINS[name][1].check(plugin_options, algorithm_class(self.algorithm), self.options)
