@@ -122,7 +122,7 @@ def check_finite(source: object, **fields: Array | None) -> None:
         good = (np.abs(values) <= LARGEST).reshape(len(values), -1)
         row = int(np.argmin(good.all(axis=1)))
         worst = values[row].flat[int(np.argmin(good[row]))]
-        found = f"holds {worst} first in row {row}, in {int((~good.all(axis=1)).sum())} of {len(good)} rows"
+        found = f"holds {worst:g} first in row {row}, in {int((~good.all(axis=1)).sum())} of {len(good)} rows"
         expected = f"finite numbers, at most {LARGEST:g} in size to stay in the range of float32"
         raise problem(source, field, found, expected)
 
@@ -169,7 +169,7 @@ def as_bound(source: object, field: str, value: ArrayLike) -> Array:
         with np.errstate(over="ignore"):
             return np.asarray(value, dtype=np.float64).astype(np.float32)
     except (ValueError, TypeError, OverflowError) as error:
-        raise problem(source, field, f"is no number ({error})", "one number or one per action component") from error
+        raise problem(source, field, f"is no number ({error})", "one number or one per action component") from None
 
 
 def action_bounds(source: object, width: int, low: ArrayLike | None, high: ArrayLike | None) -> tuple[Array, Array]:

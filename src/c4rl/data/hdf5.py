@@ -24,7 +24,9 @@ class Hdf5:
         if values is None:
             parent = self.file.get(name.rpartition("/")[0] or "/")
             there = sorted(parent) if isinstance(parent, h5py.Group) else []
-            raise problem(self.path, name, "is a link to nothing" if name in self else f"is missing among {there}", expected)
+            raise problem(
+                self.path, name, "is a link to nothing" if name in self else f"is missing among {there}", expected
+            )
         if not isinstance(values, h5py.Dataset):
             raise problem(self.path, name, f"is a {type(values).__name__.lower()}", expected)
         properties = values.id.get_create_plist()

@@ -62,7 +62,7 @@ def locate(dataset_id: str) -> Path:
 def main_file(directory: Path) -> Path:
     """The HDF5 file of a dataset directory, given either the dataset's folder or the `data` folder in it."""
     data = directory / "data" if (directory / "data").is_dir() else directory
-    data_format = _metadata(data).get("data_format", "hdf5")
+    data_format = _metadata(data, within=directory).get("data_format", "hdf5")
     if data_format != "hdf5":
         raise problem(directory, "data_format", f"is {data_format!r}", "'hdf5' (Minari's other formats are not read)")
     return _regular_file(directory, data / MAIN_FILE)
@@ -79,12 +79,12 @@ def _regular_file(directory: Path, file: Path) -> Path:
     return file
 
 
-def _metadata(data: Path) -> dict[str, Any]:
+def _metadata(data: Path, within: Path) -> dict[str, Any]:
     path = data / "metadata.json"
     if not os.path.lexists(path):
         return {}
     try:
-        metadata = json.loads(_regular_file(data, path).read_text("utf-8"))
+        metadata = json.loads(_regular_file(within, path).read_text("utf-8"))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not readable as JSON ({reason(error)}); expected Minari's metadata.") from error
     if not isinstance(metadata, dict):
@@ -160,14 +160,14 @@ def _episode(file: Hdf5, name: str, parts: list[tuple[str, int | None]]) -> dict
 
 def read_minari(path: Path, task: TaskLike | None = None) -> Log:
     """Read the `main_data.hdf5` of a local Minari dataset; see the module for its layout."""
-    low, high = _bounds(path.parent / "metadata.json", _metadata(path.parent))
+    low, high = _bounds(path.parent / "metadata.json", _metadata(path.parent, within=path.parent))
     episodes: list[dict[str, Array]] = []
     goals: set[bytes] = set()
     with open_hdf5(path) as file:
-        names = [name for name in file.file if re.fullmatch(r"episode_[0-9]{1,18}", name)]
-        if not names:
-            expected = "Minari's groups episode_0, episode_1, ..."
-            raise problem(path, "episode_0", f"is missing among {sorted(file.file)}", expected)
+        names = [name for name in file.file if name.startswith("episode_")]
+        for name in names:
+            if re.fullmatch(r"episode_[0-9]{1,18}", name) is None:
+                raise problem(path, name, "has no number in its name", "Minari's groups episode_0, episode_1, ...")
         names.sort(key=lambda name: int(name.removeprefix("episode_")))
         parts = _parts(file, f"{names[0]}/observations")
         for name in names:
