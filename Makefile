@@ -5,7 +5,10 @@ BIN := $(VENV)/bin
 # A CPU-only PyTorch: make run TORCH="torch --index-url https://download.pytorch.org/whl/cpu"
 TORCH ?=
 
-.PHONY: run test lint clean
+# How many spoiled files `make fuzz` tries.
+CASES ?= 20000
+
+.PHONY: run test lint fuzz clean
 
 run: $(VENV)/.installed
 	$(BIN)/c4rl demo
@@ -18,6 +21,9 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+fuzz: $(VENV)/.installed-dev
+	C4RL_FUZZ=$(CASES) OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal tests/data/test_fuzzed_files.py
 
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -147,9 +147,9 @@ BAD_DATA: dict[str, tuple[Build, list[str]]] = {
         with_arrays(observations=np.zeros((240, 8, 8, 3), np.uint8)),
         ["bad.npz", "(240, 8, 8, 3)", "image observations are not supported"],
     ),
-    "one trajectory, none to hold out": (
-        with_arrays(timeouts=np.zeros(240, bool), next_observations=None),
-        ["bad.npz", "found 1", "at least 2"],
+    "one row, none to hold out": (
+        with_arrays(**{name: values[:1] for name, values in logged_arrays().items()}),
+        ["bad.npz", "found 1 row", "at least 2"],
     ),
 }
 BAD_FLAGS: dict[str, tuple[Build, list[str]]] = {

@@ -55,12 +55,12 @@ def info(arguments: Arguments) -> int:
     flags = parse_as(InfoFlags, "data info", arguments, info.__doc__)
 
     from c4rl.data.info import describe, render
-    from c4rl.data.loading import load_dataset
+    from c4rl.data.loading import load_for_task
     from c4rl.environments.tasks import get_task
 
     task = get_task(flags.task)
-    bounds = {"action_low": flags.action_low, "action_high": flags.action_high}
-    description = describe(load_dataset(flags.dataset, task=task, clip_actions=flags.clip_actions, **bounds), task)
+    found = load_for_task(flags.dataset, task, flags.action_low, flags.action_high, flags.clip_actions)
+    description = describe(found, task)
     if flags.json:
         print(json.dumps(description, indent=2))
     else:

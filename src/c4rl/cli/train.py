@@ -143,6 +143,12 @@ def print_summary(summary: dict[str, Any], console: Console | None = None) -> No
             for name, values in group["last"].items():
                 shown = " ".join(f"{value:.4g}" for value in values)
                 console.print(f"{prefix}{name.replace('_', ' ')} per seed: {shown}", highlight=False, soft_wrap=True)
+        from c4rl.training.evaluation import explain_held_out
+
+        datasets = summary["dataset"] if isinstance(summary["dataset"], list) else [summary["dataset"]]
+        for name in groups[0]["last"]:
+            meaning = explain_held_out(name, datasets)
+            console.print(f"{name.replace('_', ' ')}: {meaning}", highlight=False, markup=False, soft_wrap=True)
         return
     tasks = summary["task"] if isinstance(summary["task"], str) else " and ".join(summary["task"])
     table = Table(title=f"{summary['algorithm']} on {tasks} ({summary['score']})", title_justify="left")

@@ -84,8 +84,8 @@ class TrainConfig(Options):
     """Episode e is reset with seed eval_seed + e, the same for every run and evaluation."""
     eval_in_background: Literal["auto", "yes", "no"] = "auto"
     """Whether training goes on while policies are evaluated; auto: on a GPU, since a CPU's cores would be shared."""
-    hold_out: float = option(0.1, above=0, below=1)
-    """With --task none: share of the trajectories kept for the held-out report."""
+    hold_out: float = option(0.1, at_least=0, below=1)
+    """With --task none: share of the trajectories (of one long log: its end) kept for the held-out report; 0: none."""
     log_every: int = option(500, at_least=1, at_most=MOST)
     """Updates between lines of metrics.jsonl, counted through all stages."""
     checkpoint_every: int = option(1000, at_least=1, at_most=MOST)

@@ -10,9 +10,9 @@ import torch
 
 from c4rl.core.errors import InputError
 from c4rl.data.dataset import Dataset
-from c4rl.data.info import observation_statistics
-from c4rl.data.loading import load_dataset
-from c4rl.data.packing import Scaling
+from c4rl.data.info import describe, observation_statistics
+from c4rl.data.loading import load_for_task
+from c4rl.data.packing import Scaling, baselines
 from c4rl.data.subsets import (
     hold_out,
     row_subset,
@@ -44,6 +44,7 @@ class Preparation:
     held_out: Dataset | None
     scaling: Scaling
     facts: dict[str, Any]  # the summary's "dataset" entry
+    warnings: list[str]  # those of `c4rl data info`
 
 
 def prepare(config: TrainConfig) -> Preparation:
@@ -52,21 +53,18 @@ def prepare(config: TrainConfig) -> Preparation:
     task = get_task(task_name)
     if task.name != "none" and (reason := missing(task)) is not None:
         raise InputError(f"--task {task_name}: cannot be evaluated here: {reason}")
-    low, high = (
-        np.asarray(given, np.float32) if given is not None else None
-        for given in (config.action_low, config.action_high)
-    )
-    if task.domain == "gym" and low is None and high is None:
-        low, high = _environment_bounds(task)
-    full = load_dataset(path, task=task, action_low=low, action_high=high, clip_actions=config.clip_actions)
+    full = load_for_task(path, task, config.action_low, config.action_high, config.clip_actions)
     train, held = full, None
-    if task.name == "none":
+    if task.name == "none" and config.hold_out > 0:
         train, held = hold_out(train, config.hold_out, config.subset_seed)
     if config.size is not None:
         train = SUBSETS[config.subset](train, config.size, config.subset_seed)
     train = algorithm_class(config.algorithm).select_rows(config.options, train)
     facts = {"path": str(path), "rows": len(train), "sha256": full.sha256, "file_rows": len(full)}
-    return Preparation(task, train, held, _scaling(config, train, full), facts)
+    scaling = _scaling(config, train, full)
+    if task.name == "none":
+        facts |= baselines(train if held is None else held, scaling)
+    return Preparation(task, train, held, scaling, facts, describe(full)["warnings"])
 
 
 def prepare_all(config: TrainConfig) -> tuple[Preparation, ...]:
@@ -80,16 +78,6 @@ def prepare_all(config: TrainConfig) -> tuple[Preparation, ...]:
                 f"expected {there.observation_dim} and {there.action_dim} as in {first.facts['path']}"
             )
     return first, *others
-
-
-def _environment_bounds(task: Task) -> tuple[np.ndarray | None, np.ndarray | None]:
-    from c4rl.environments.making import make_environment
-
-    environment = make_environment(task)
-    space: Any = environment.action_space  # a Box, or `get_task` would have refused it
-    environment.close()
-    low, high = space.low, space.high
-    return (low, high) if np.all(np.isfinite([low, high])) else (None, None)
 
 
 def _scaling(config: TrainConfig, train: Dataset, full: Dataset) -> Scaling:

@@ -119,7 +119,7 @@ def _result(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def _held_out(records: Sequence[Record]) -> dict[str, Any]:
-    names = [name for name in records[0] if name.startswith("held_out")]
+    names = [name for name in records[0] if name.endswith("_rmse")]
     return {name: [record[name] for record in records] for name in names}
 
 
