@@ -6,15 +6,23 @@ Not part of the test suite: an hour on one core. A file is named as in TESTS; wi
 
 import ast
 import contextlib
-import importlib.abc
-import importlib.util
+import importlib
+import inspect
 import io
 import os
 import sys
 import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import hypothesis.internal.conjecture.engine  # noqa: F401  what tests would import again and again
+import pytest
+import torch
+import torch._dynamo
+
+from tests import helpers  # noqa: F401  all of the package
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "c4rl"
@@ -70,7 +78,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {}
 
 class Mutant(NamedTuple):
     file: str
-    function: str
+    function: str  # with its class
     line: int
     change: str
     source: str  # of the whole changed file
@@ -118,8 +126,13 @@ class Positions(ast.NodeVisitor):
                         self.found.append((self.function, node, field, index))
                     self.visit(child)
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        outer, self.function = self.function, node.name
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        for method in (m for m in node.body if isinstance(m, ast.FunctionDef)):
+            self.visit_FunctionDef(method, f"{node.name}.")
+
+    def visit_FunctionDef(self, node: ast.FunctionDef, owner: str = "") -> None:
+        outer = self.function
+        self.function = outer or owner + node.name  # functions within functions count as theirs
         if node.name not in SKIPPED:
             for statement in node.body:
                 self.visit(statement)
@@ -170,33 +183,39 @@ def put(parent: ast.AST, field: str, index: int | None, value: ast.expr) -> None
         getattr(parent, field)[index] = value
 
 
-class Loader(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports one module from a changed source."""
+def module_of(file: str) -> Any:
+    return importlib.import_module("c4rl." + file.removesuffix(".py").replace("/", "."))
 
-    def __init__(self, module: str, source: str) -> None:
-        self.module, self.source = module, source
 
-    def find_spec(self, name: str, path: object, target: object = None) -> object:
-        return importlib.util.spec_from_loader(name, self) if name == self.module else None
+def change_function(mutant: Mutant) -> None:
+    """Give the function, wherever it has been imported to, the changed code."""
+    found: Any = module_of(mutant.file)
+    for name in mutant.function.split("."):
+        found = vars(found)[name]
+    found = getattr(found, "fget", found)  # of a property
+    found = inspect.unwrap(getattr(found, "__func__", found))
+    codes = [compile(mutant.source, mutant.file, "exec")]
+    for code in codes:
+        codes += [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    (found.__code__,) = (code for code in codes if code.co_qualname == mutant.function)
 
-    def exec_module(self, module: object) -> None:
-        exec(compile(self.source, self.module, "exec"), vars(module))
+
+def run_tests(file: str, flag: str) -> int:
+    tests = [str(ROOT / "tests" / name) for name in TESTS[file]]
+    return int(pytest.main([flag, "-qq", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]))
 
 
 def noticed(mutant: Mutant) -> bool:
-    """In a process of its own, which has imported all but this package."""
+    """In a process of its own, which has imported all it needs before."""
     child = os.fork()
     if child == 0:
-        import pytest
-
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         os.dup2(1, 2)
-        module = "c4rl." + mutant.file.removesuffix(".py").replace("/", ".")
-        sys.meta_path.insert(0, Loader(module, mutant.source))
-        tests = [str(ROOT / "tests" / name) for name in TESTS[mutant.file]]
+        if mutant.function:
+            change_function(mutant)
         code = 1
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(BaseException):
-            code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]))
+        with contextlib.suppress(BaseException):
+            code = run_tests(mutant.file, "-x")
         os._exit(0 if code == 0 else 1)
     for _ in range(SECONDS * 10):
         pid, status = os.waitpid(child, os.WNOHANG)
@@ -209,16 +228,12 @@ def noticed(mutant: Mutant) -> bool:
 
 
 def main(names: list[str]) -> int:
-    import hypothesis  # noqa: F401
-    import numpy  # noqa: F401
-    import torch
-
     torch.set_num_threads(1)
     survivors = 0
     for file in names or TESTS:
-        if not noticed(Mutant(file, "", 0, "", "raise ImportError")):
-            raise SystemExit(f"{file}: its tests do not import it")
-        if noticed(Mutant(file, "", 0, "", (PACKAGE / file).read_text())):
+        with contextlib.redirect_stdout(io.StringIO()):
+            run_tests(file, "--collect-only")  # imports them
+        if noticed(Mutant(file, "", 0, "", "")):
             raise SystemExit(f"{file}: its tests fail without any change")
         tried = list(mutants(file))
         left = [m for m in tried if (file, m.function, m.change) not in EQUIVALENT and not noticed(m)]
