@@ -48,7 +48,7 @@ KERNELS = {  # by file; each is to be seen
         "_spread_kernel",
     },
     "metrics": {"_add_kernel"},
-    "split": {"_split_kernel"},
+    "split": {"_flip_kernel", "_split_kernel"},
     "random": {"_draw_kernel", "_cluster_rows_kernel"},
     "subspace": {"_orthonormal_kernel", "_eigen_kernel"},
     "tanh_gaussian": {"_sample_kernel", "_gradient_kernel"},
@@ -109,7 +109,7 @@ def test_kernels_compile() -> None:
     x, weight = torch.zeros(1, 2, 4096, 128, device=CPU), torch.zeros(1, 2, 128, 256, device=CPU)
     for bf16x3 in (False, True):
         linear_maps.linear(x, weight, bf16x3=bf16x3)
-        linear_maps.weight_gradient(x, x, bf16x3=bf16x3)
+        linear_maps.weight_gradient(x, x, torch.zeros(1, 2, 128, 128), bf16x3=bf16x3)
     with kernels.products("bf16x3"):
         for runs in (2, 9, 40):
             q = Critic(Stack(tuple(range(runs)), 5, 3, CPU), "critic", (256, 256, 256)).at(torch.zeros(runs, 256, 8)).q

@@ -73,10 +73,14 @@ def test_products_in_each_precision(mode: str, bound: float, rows: int = 2100, c
     rounding, split = [], mode == "bf16x3"
     for x, every_x in ((own, own.double()), (shared, shared.unsqueeze(1).double())):
         exact = every_x @ weight.double() + bias.double().unsqueeze(2)
-        found = linear(x, weight, bias, bf16x3=split), weight_gradient(x, gradient, bf16x3=split)
-        rounding += errors((found[0], found[1][0]), (exact, every_x.mT @ gradient.double()))
-        assert found[1][1] is not None
-        assert errors((found[1][1],), (gradient.double().sum(2),))[0] < 1e-6
+        found, of_weight, of_bias = (
+            linear(x, weight, bias, bf16x3=split),
+            torch.empty_like(weight),
+            torch.empty_like(bias),
+        )
+        weight_gradient(x, gradient, of_weight, bias=of_bias, bf16x3=split)
+        rounding += errors((found, of_weight), (exact, every_x.mT @ gradient.double()))
+        assert errors((of_bias,), (gradient.double().sum(2),))[0] < 1e-6
     assert max(rounding) < bound
     if mode == "bf16x3":
         assert min(rounding) > 1e-6, "nothing was split"

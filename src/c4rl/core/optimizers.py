@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from c4rl.core.ops.adam import adam_step
+from c4rl.core.ops.adam import adam_step, joined
 
 
 def flatten_parameters(module: nn.Module) -> Tensor:
@@ -53,17 +53,18 @@ class FlatAdam:
     def step(self, losses: Tensor, factor: Tensor | float = 1.0) -> None:
         """factor: of the step size, for schedules; a scalar tensor (a captured graph would keep a number)."""
         gradients = torch.autograd.grad(losses, self.parameters, self._one.expand_as(losses))
-        torch._foreach_copy_(self._gradient_views, gradients)
+        gradient = joined(gradients, self.gradient, self._gradient_views)
         if self.clip_norm is not None:
-            self._clip(self.clip_norm)
+            self._clip(gradient, self.clip_norm)
         lr = self._flat_lr if isinstance(self.lr, Tensor) else self.lr
-        adam_step(self.flat, self.gradient, self.first, self.second, self.count, lr, factor)
+        adam_step(self.flat, gradient, self.first, self.second, self.count, lr, factor)
 
-    def _clip(self, most: float) -> None:
-        squares = [g.flatten(1).square().sum(1) for g in self._gradient_views]
+    def _clip(self, flat: Tensor, most: float) -> None:
+        views = views_like(flat, self.parameters)
+        squares = [g.flatten(1).square().sum(1) for g in views]
         norm = torch.stack(squares).sum(0).sqrt()  # [R]
         shrink = (most / (norm + 1e-6)).clamp(max=1.0)
-        for gradient in self._gradient_views:
+        for gradient in views:
             gradient.mul_(_per_run(shrink, gradient))
 
     def state(self) -> dict[str, Tensor]:

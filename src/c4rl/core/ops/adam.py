@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim.adam import adam
 
@@ -40,3 +41,14 @@ def adam_step(
         corrections = [(1 - beta ** count.double()).to(flat.dtype) for beta in (BETA_1, BETA_2)]
         scale = (second / corrections[1]).sqrt_().add_(EPSILON)
         flat.addcmul_(lr, (first / corrections[0]).div_(scale), value=-1)
+
+
+def joined(pieces: tuple[Tensor, ...], flat: Tensor, views: list[Tensor]) -> Tensor:
+    """Pieces as one: as they lie, where fused kernels left them in a row, else copied to `flat`, of which are views."""
+    own = ops.kernels_for(flat, "adam")
+    if own is not None and (found := own.in_a_row(pieces)) is not None:
+        return found
+    if own is not None:  # copies all with the whole GPU, where _foreach_copy_ takes a few blocks of it
+        return torch.cat([piece.reshape(-1) for piece in pieces], out=flat)
+    torch._foreach_copy_(views, pieces)
+    return flat

@@ -131,5 +131,5 @@ def proven(own: ModuleType, device: torch.device, layer_norm: bool, bf16x3: bool
 def transposed_product(x: Tensor, y: Tensor) -> Tensor:
     """xᵀ y of many rows [..., rows, in] and [..., rows, out] -> [..., in, out]."""
     if x.dim() == 3 and (own := ops.kernels_for(x, "linear")):
-        return own.tall_product(x, y.unsqueeze(1))[0].squeeze(1)
+        return own.tall_product(x, y)
     return x.mT @ y

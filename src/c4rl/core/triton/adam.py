@@ -1,6 +1,7 @@
 """Adam over flat storage in one launch (PyTorch's fused one gives a tensor of this size to a handful of blocks)."""
 
 import math
+from collections.abc import Sequence
 
 import triton
 import triton.language as tl
@@ -63,3 +64,17 @@ def adam_step(
         number, flat.numel(), beta_1, beta_2, math.log(beta_1), math.log(beta_2), epsilon,
         per_parameter, scheduled, BLOCK,
     )  # fmt: skip
+
+
+def in_a_row(tensors: Sequence[Tensor]) -> Tensor | None:
+    """Dense tensors as the flat one that they are pieces of, in order and without gaps; None where they are not."""
+    first = tensors[0]
+    storage, place = first.untyped_storage().data_ptr(), first.storage_offset()
+    for tensor in tensors:
+        if (tensor.untyped_storage().data_ptr(), tensor.storage_offset()) != (
+            storage,
+            place,
+        ) or not tensor.is_contiguous():
+            return None
+        place += tensor.numel()
+    return first.as_strided((place - first.storage_offset(),), (1,))

@@ -1,5 +1,7 @@
 """Stacked linear maps with what surrounds them in one launch: bias, ReLU, the ReLU's mask, sums over rows."""
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -96,8 +98,8 @@ def _narrow_kernel(
 @triton.jit
 def _tall_product_kernel(
     X, Y, PRODUCT, SUMS,
-    rows, K, N, members, batch, rows_per_piece,
-    x_run, x_member, x_row, x_low, y_low,
+    rows, K, N, members, rows_per_piece,
+    x_run, x_member, x_row, x_low, y_low, product_piece, product_batch, sums_piece,
     HAS_SUMS: tl.constexpr, SPLIT: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
     """PRODUCT[piece, b, k, n] = sum_i X[b, i, k] Y[b, i, n] over the rows of a piece; SUMS[piece, b, n] = sum_i Y.
@@ -114,7 +116,7 @@ def _tall_product_kernel(
     first = piece * rows_per_piece
     end = tl.minimum(first + rows_per_piece, rows)
     total = tl.zeros((BK, BN), dtype=tl.float32)
-    sums = tl.zeros((BN,), dtype=tl.float32)
+    y_total = tl.zeros((BR, BN), dtype=tl.float32)
     for start in range(first, end, BR):
         i = start + tl.arange(0, BR)
         inside_i = i < end
@@ -128,11 +130,11 @@ def _tall_product_kernel(
             x_here, y_here = tl.load(x_tile, mask=inside_x, other=0.0), tl.load(y_tile, mask=inside_y, other=0.0)
             total = tl.dot(x_here, y_here, total, input_precision="ieee")
             if HAS_SUMS:
-                sums += tl.sum(y_here, axis=0)
-    place = piece * batch + b
-    tl.store(PRODUCT + (place * K + k[:, None]) * N + n[None, :], total, mask=inside_k[:, None] & inside_n[None, :])
+                y_total += y_here
+    product = PRODUCT + piece * product_piece + b * product_batch
+    tl.store(product + k[:, None] * N + n[None, :], total, mask=inside_k[:, None] & inside_n[None, :])
     if HAS_SUMS and tile // tiles_n == 0:
-        tl.store(SUMS + place * N + n, sums, mask=inside_n)
+        tl.store(SUMS + piece * sums_piece + b * N + n, tl.sum(y_total, axis=0), mask=inside_n)
 
 
 NARROW = 16  # up to so many columns the whole row is multiplied at once
@@ -145,6 +147,11 @@ Strides = tuple[int, int, int]  # of rows that may be shared by members: run, me
 def kept_split(batch: int, rows: int, width: int) -> bool:
     """Whether to store a layer that only products read as its split numbers."""
     return width >= SHALLOW and _is_large(batch, rows, width, True) and _is_tall(batch, rows, width, width)
+
+
+def splits(batch: int, rows: int, depth: int, columns: int) -> bool:
+    """Whether bf16x3 splits the factors of a product [rows, depth] [depth, columns]."""
+    return depth >= SHALLOW and columns > NARROW and _is_large(batch, rows, columns, True)
 
 
 def _strides(x: Tensor) -> Strides:
@@ -161,7 +168,7 @@ def _split(x: Tensor) -> Tensor:
 
 def _is_large(batch: int, rows: int, columns: int, bf16x3: bool) -> bool:
     """Whether tiles of 64 x 64 keep the whole GPU busy; in bf16x3, tensor cores make up for some of it."""
-    return columns > NARROW and batch * rows * columns >= (140 if bf16x3 else 220) * TILE
+    return batch * rows * columns >= (140 if bf16x3 else 220) * TILE
 
 
 def _is_tall(batch: int, rows: int, depth: int, columns: int) -> bool:
@@ -190,19 +197,15 @@ def linear(
     mask: Tensor | None = None,
     factor: Tensor | None = None,
     relu: bool = False,
-    transposed: bool = False,
     bf16x3: bool = False,
     keep_split: bool = False,
 ) -> Tensor:
     """mask · factor · relu(x W + bias + add) -> [R, M, rows, out].
 
-    x: [R, rows, in] or [R, M, rows, in]. weight: [R, M, in, out] (transposed: its transpose is applied). bias:
-    [R, M, out]. add: [R, M, rows / group, out], each row of it for `group` rows. mask: [R, M, rows, out], > 0 keeps.
-    factor: instead of a mask, like it. x and mask may be split. bf16x3: a large product is made so. keep_split: the
-    result is to be split.
+    x: [R, rows, in] or [R, M, rows, in]. weight: [R, M, in, out]. bias: [R, M, out]. add: [R, M, rows / group, out],
+    each row of it for `group` rows. mask: [R, M, rows, out], > 0 keeps. factor: instead of a mask, like it. x, weight
+    and mask may be split. bf16x3: a large product is made so. keep_split: the result is to be split.
     """
-    if transposed:  # a copy of the weights is little; reading them across their rows cost a factor of two and more
-        weight = weight.mT.contiguous()
     return _linear(x, weight, bias, add, group, mask, factor, relu, bf16x3, keep_split, False)[0]
 
 
@@ -216,9 +219,8 @@ def linear_with_sums(
     bf16x3: bool = False,
     keep_split: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """See `linear`; with the result its sums over the rows, [R, M, out]."""
-    y, sums = _linear(x, weight, None, add, 1, mask, factor, False, bf16x3, keep_split, True)
-    return y, sums[0] if sums.shape[0] == 1 else sums.sum(0)
+    """See `linear`; with the result its sums over the rows of each tile, [tiles, R, M, out]."""
+    return _linear(x, weight, None, add, 1, mask, factor, False, bf16x3, keep_split, True)
 
 
 def _linear(
@@ -235,14 +237,14 @@ def _linear(
     with_sums: bool,
 ) -> tuple[Tensor, Tensor]:
     """The result, and its sums over the rows of each tile, [tiles, R, M, out]."""
-    runs, members = weight.shape[:2]
+    runs, members, _, columns = weight.shape[-4:]
     rows, depth = x.shape[-2:]
-    columns, batch = weight.shape[3], runs * members
+    batch = runs * members
     shape = (runs, members, rows, columns)
     if keep_split:
         y = torch.empty(2, *shape, device=x.device, dtype=torch.bfloat16)
     else:
-        y = torch.empty(shape, device=x.device, dtype=weight.dtype)
+        y = torch.empty(shape, device=x.device, dtype=torch.float32)
     mask = high(mask) if mask is not None else factor
     bias_strides = (bias.stride(0), bias.stride(1)) if bias is not None else (0, 0)
     plain = add is None and mask is None and not (relu or keep_split or with_sums or is_split(x))
@@ -254,7 +256,7 @@ def _linear(
             *_strides(x), *weight.stride(), *bias_strides, bias is not None, tile_rows, block,
         )  # fmt: skip
         return y, y
-    bf16x3 = is_split(x) or (bf16x3 and depth >= SHALLOW and _is_large(batch, rows, columns, True))
+    bf16x3 = is_split(x) or (bf16x3 and splits(batch, rows, depth, columns))
     if bf16x3:
         x, weight = _split(x), _split(weight)
     tile_rows, tile_columns, tile_depth, warps, stages = _tiles(batch, rows, columns, bf16x3)
@@ -265,12 +267,12 @@ def _linear(
         x, weight, bias if bias is not None else x,
         add if add is not None else x, mask if mask is not None else x, y, sums,
         rows, depth, columns, members, batch,
-        *_strides(x), x[0].numel(),
-        *weight.stride()[-4:], weight[0].numel(),
+        *_strides(x), x.stride(0),
+        *weight.stride()[-4:], weight.stride(0),
         *bias_strides,
         *(_batch_and_row(add) if add is not None else (0, 0)), group,
         *(_batch_and_row(mask) if mask is not None else (0, 0)),
-        y[0].numel(),
+        y.stride(0),
         bias is not None, add is not None, mask is not None, factor is not None,
         relu, with_sums, keep_split,
         bf16x3, tile_rows, tile_columns, tile_depth, num_warps=warps, num_stages=stages,
@@ -283,31 +285,55 @@ def _batch_and_row(x: Tensor) -> tuple[int, int]:
     return (x.stride(1) if x.shape[1] > 1 else x.stride(0)), x.stride(2)
 
 
-def weight_gradient(
-    x: Tensor, gradient: Tensor, *, bias: bool = True, bf16x3: bool = False
-) -> tuple[Tensor, Tensor | None]:
-    """Of W and of the bias in z = x W + bias, from dz [R, M, rows, out]: [R, M, in, out] and [R, M, out].
+def sums_with_product(x: Tensor, bias: Sequence[int], rows: int, bf16x3: bool) -> bool:
+    """Whether `weight_gradient` of x and a bias of this shape sums dz too: not of split numbers, nor by cuBLAS."""
+    runs, members, columns = bias
+    return not is_split(x) and (
+        not _splits_tall(runs * members, rows, x.shape[-1], columns) if bf16x3 else rows < MANY_ROWS
+    )
 
-    x: [R, rows, in] or [R, M, rows, in]. Both may be split.
+
+def _splits_tall(batch: int, rows: int, depth: int, columns: int) -> bool:
+    return _is_tall(batch, rows, depth, columns) and min(depth, columns) >= SHALLOW
+
+
+def weight_gradient(
+    x: Tensor, gradient: Tensor, out: Tensor, *, bias: Tensor | None = None, bf16x3: bool = False
+) -> None:
+    """Of W and, where asked for, of the bias in z = x W + bias, from dz [R, M, rows, out].
+
+    x: [R, rows, in] or [R, M, rows, in]; both may be split. out: [R, M, in, out], which may be rows of a larger one;
+    bias: [R, M, out].
     """
     if gradient.shape[-2] >= MANY_ROWS and not bf16x3:  # cuBLAS does not split numbers
-        return _product_in_pieces(x, gradient), gradient.sum(2) if bias else None
-    return tall_product(x, gradient, bias, bf16x3)
+        _product_in_pieces(x, gradient, out)
+        if bias is not None:
+            torch.sum(gradient, 2, out=bias)
+    else:
+        _tall_product(x, gradient, out, bias, bf16x3)
 
 
-def tall_product(x: Tensor, y: Tensor, sums: bool = False, bf16x3: bool = False) -> tuple[Tensor, Tensor | None]:
-    """xᵀ y of [R, (M,) rows, in] and [R, M, rows, out] -> [R, M, in, out]; with `sums`, also the sums of y's rows."""
+def tall_product(x: Tensor, y: Tensor) -> Tensor:
+    """xᵀ y of [R, rows, in] and [R, rows, out] -> [R, in, out]."""
+    out = torch.empty(len(x), 1, x.shape[-1], y.shape[-1], device=x.device, dtype=torch.float32)
+    _tall_product(x, y.unsqueeze(1), out, None, False)
+    return out.squeeze(1)
+
+
+def _tall_product(x: Tensor, y: Tensor, out: Tensor, sums: Tensor | None, bf16x3: bool) -> None:
+    """xᵀ y of [R, (M,) rows, in] and [R, M, rows, out], and the sums of y's rows [R, M, out]."""
     runs, members, rows, columns = y.shape[-4:]
     depth, batch = x.shape[-1], runs * members
     large, given = _is_tall(batch, rows, depth, columns), is_split(x) or is_split(y)
-    bf16x3 = given or (bf16x3 and large and min(depth, columns) >= SHALLOW)
+    bf16x3 = given or (bf16x3 and _splits_tall(batch, rows, depth, columns))
     tile = 64 if large or given else 32
     if bf16x3:
-        assert not (sums and is_split(y))
-        totals, sums = y.sum(2) if sums else None, False
+        if sums is not None:
+            torch.sum(y, 2, out=sums)
+            sums = None
         x, y = _split(x), _split(y)
     else:
-        totals, y = None, y.contiguous()
+        y = y.contiguous()
     sizes = ((2 * tile if bf16x3 else tile, depth), (tile, columns))
     tile_k, tile_n = (min(size, max(16, triton.next_power_of_2(width))) for size, width in sizes)
     tiles = triton.cdiv(depth, tile_k) * triton.cdiv(columns, tile_n) * batch
@@ -315,24 +341,28 @@ def tall_product(x: Tensor, y: Tensor, sums: bool = False, bf16x3: bool = False)
     pieces = max(1, min(rows // 256, 400 // tiles, 8) if bf16x3 else min(rows // 256, 512 // tiles))
     rows_per_piece = triton.cdiv(triton.cdiv(rows, pieces), 32) * 32
     pieces = triton.cdiv(rows, rows_per_piece)
-    product = torch.empty(pieces, runs, members, depth, columns, device=x.device, dtype=torch.float32)
-    row_sums = torch.empty(pieces, runs, members, columns, device=x.device, dtype=torch.float32)
+
+    def in_pieces(whole: Tensor) -> Tensor:
+        return torch.empty(pieces, *whole.shape, device=x.device, dtype=torch.float32) if pieces > 1 else whole[None]
+
+    products, row_sums = in_pieces(out), in_pieces(sums) if sums is not None else out[None]
     _tall_product_kernel[(tiles // batch, batch, pieces)](
-        x, y, product, row_sums,
-        rows, depth, columns, members, batch, rows_per_piece,
-        *_strides(x), x[0].numel(), y[0].numel(),
-        sums, bf16x3, tile_k, tile_n, 32, num_warps=4, num_stages=3,
+        x, y, products, row_sums,
+        rows, depth, columns, members, rows_per_piece,
+        *_strides(x), x.stride(0), y.stride(0), products.stride(0), _batch_and_row(products[0])[0], row_sums.stride(0),
+        sums is not None, bf16x3, tile_k, tile_n, 32, num_warps=4, num_stages=3,
     )  # fmt: skip
-    if sums:
-        totals = row_sums[0] if pieces == 1 else row_sums.sum(0)
-    return product[0] if pieces == 1 else product.sum(0), totals
+    if pieces > 1:
+        torch.sum(products, 0, out=out)
+        if sums is not None:
+            torch.sum(row_sums, 0, out=sums)
 
 
-def _product_in_pieces(x: Tensor, y: Tensor) -> Tensor:
+def _product_in_pieces(x: Tensor, y: Tensor, out: Tensor) -> None:
     """xᵀ y of many rows, by cuBLAS: its products of this shape are faster than ours once the rows are split."""
     runs, members, rows, columns = y.shape
     if x.dim() == 3:
         x = x.unsqueeze(1).expand(-1, members, -1, -1)
     count = next(count for count in (16, 8, 4, 2, 1) if rows % count == 0)
     pieces = torch.bmm(x.reshape(runs * members * count, rows // count, -1).mT, y.reshape(-1, rows // count, columns))
-    return pieces.view(runs, members, count, -1, columns).sum(2)
+    torch.sum(pieces.view(runs, members, count, -1, columns), 2, out=out)

@@ -1,8 +1,8 @@
 """A stack of ReLU MLPs as one differentiable operation: one launch per layer forwards, two per layer backwards."""
 
 import itertools
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -11,8 +11,16 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from c4rl.core.triton.layer_norm import norm_relu, norm_relu_gradient
-from c4rl.core.triton.linear import kept_split, linear, linear_with_sums, weight_gradient
-from c4rl.core.triton.split import high, is_split
+from c4rl.core.triton.linear import (
+    NARROW,
+    kept_split,
+    linear,
+    linear_with_sums,
+    splits,
+    sums_with_product,
+    weight_gradient,
+)
+from c4rl.core.triton.split import as_one, flipped, high, is_split, split
 
 ALIGNMENT = 16
 
@@ -57,8 +65,10 @@ def _evaluate(
     x: Tensor, actions: Tensor | None, layers: Layers, epsilon: float, factors: Sequence[Tensor], bf16x3: bool
 ) -> _Evaluated:
     out = _Evaluated([], [], [])
-    weights, biases, last = layers.weights, layers.biases, len(layers.weights) - 1
-    rows = (x if actions is None else actions).shape[-2]
+    biases, last = layers.biases, len(layers.weights) - 1
+    rows, weights = (x if actions is None else actions).shape[-2], layers.weights
+    if bf16x3:
+        weights = [weights[0], *_in_groups(weights[1:], partial(_split_if_large, rows=rows))]
     for layer in range(last + 1):
         relu = layer < last and not layers.gains
         runs, members, units = biases[layer].shape
@@ -85,6 +95,27 @@ def _evaluate(
     return out
 
 
+def _in_groups(weights: Sequence[Tensor], prepare: Callable[[Tensor], Sequence[Tensor]]) -> list[Tensor]:
+    """What `prepare` makes of neighbours of one shape together, [L, R, M, in, out], layer by layer."""
+    groups = [list(group) for _, group in itertools.groupby(weights, lambda weight: weight.shape)]
+    return [tensor for group in groups for tensor in prepare(as_one(group))]
+
+
+def _split_if_large(weights: Tensor, rows: int) -> Sequence[Tensor]:
+    """For the way forward in bf16x3."""
+    large = splits(weights.shape[1] * weights.shape[2], rows, *weights.shape[-2:])
+    return split(weights.contiguous()).unbind(1) if large else weights.unbind()
+
+
+def _flip(weights: Tensor, rows: int, bf16x3: bool) -> Sequence[Tensor]:
+    """Transposes for the way back: reading weights across their rows is slow, unless there are few rows or columns."""
+    _, runs, members, depth, columns = weights.shape
+    if min(depth, columns) <= NARROW:
+        return weights.mT.unbind()
+    large = bf16x3 and splits(runs * members, rows, columns, depth)
+    return flipped(weights, large).unbind(1 if large else 0)
+
+
 class _StackedMLP(torch.autograd.Function):
     """x (and actions, N per row of x) and layers -> the output, and every hidden layer (split ones: high numbers).
 
@@ -102,11 +133,16 @@ class _StackedMLP(torch.autograd.Function):
         bf16x3: bool,
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
-        layers = Layers.of(tensors, depth)
+        layers, ctx.widths = Layers.of(tensors, depth), [t.shape[-1] for t in (x, actions) if t is not None]
         main, aside = torch.cuda.current_stream(), _side_stream(x.device.index)
         aside.wait_stream(main)
-        with torch.cuda.stream(aside):  # for the way back: reading weights across their rows is slow
-            ctx.flipped = [w.mT.contiguous() for w in layers.weights[1:]]
+        rows, first = (x if actions is None else actions).shape[-2], layers.weights[0].split(ctx.widths, dim=2)
+        with torch.cuda.stream(aside):
+            ctx.flipped = _in_groups(layers.weights[1:], partial(_flip, rows=rows, bf16x3=bf16x3))
+            ctx.first = [
+                _flip(w.unsqueeze(0), rows, False)[0] if needs else None
+                for w, needs in zip(first, ctx.needs_input_grad, strict=False)
+            ]
         evaluated = _evaluate(x, actions, layers, epsilon, factors, bf16x3)
         *hidden, output = evaluated.results
         main.wait_stream(aside)
@@ -126,28 +162,38 @@ class _StackedMLP(torch.autograd.Function):
         norms = len(layers.gains)
         normalised, scales = saved[count + depth - 1 :][:norms], saved[count + depth - 1 + norms :]
         needs, trains = ctx.needs_input_grad, ctx.needs_input_grad[6]
-        weights: list[Tensor | None] = [None] * depth
-        biases: list[Tensor | None] = [None] * depth
-        gains: list[Tensor | None] = [None] * norms
-        shifts: list[Tensor | None] = [None] * norms
-        # nothing waits for weight gradients: they are computed beside the chain of dz, which stays until they are done
-        main, aside, held = torch.cuda.current_stream(), _side_stream(x.device.index), []
+        rows = (x if actions is None else actions).shape[-2]
+        main, aside = torch.cuda.current_stream(), _side_stream(x.device.index)
+        held: list[Tensor | None] = []  # what the side stream reads: its memory must not be given to the main one
+        # in the order of the parameters: an optimiser of them all finds its gradient in one piece
+        flat = torch.empty(sum(tensor.numel() for tensor in layers.tensors) if trains else 0, device=x.device)
+        pieces = flat.split([tensor.numel() for tensor in layers.tensors]) if trains else ()
+        gradients = [piece.view(own.shape) for piece, own in zip(pieces, layers.tensors, strict=trains)]
+        weights, biases, gains, shifts = Layers.of(gradients, depth) if trains else Layers((), (), (), ())
 
         def keep(layer: int, source: Tensor, dz: Tensor, sums: Tensor | None) -> None:
+            """A layer's gradients, while the chain of dz goes on; sums: of dz, over the rows of each tile."""
             if trains:
-                held.append(dz)
+                held.extend([dz, sums])
                 aside.wait_stream(main)
                 with torch.cuda.stream(aside):
-                    weights[layer], own = weight_gradient(source, dz, bias=sums is None, bf16x3=bf16x3)
-                    biases[layer] = own if sums is None else sums
+                    bias = own_bias(layer, sums)
+                    weight_gradient(source, dz, weights[layer], bias=bias, bf16x3=bf16x3)
+
+        def own_bias(layer: int, sums: Tensor | None) -> Tensor | None:
+            """Where the bias' gradient is still to be written; None if dz has been summed."""
+            if sums is None:
+                return biases[layer]
+            torch.sum(sums, 0, out=biases[layer])
+            return None
 
         def through(layer: int, dy: Tensor) -> Tensor:
             """Hidden layer `layer`'s dz from its dy; without LayerNorm the ReLU's mask is applied already."""
             if not norms:
                 return dy
             own = normalised[layer], hidden[layer], scales[layer], layers.gains[layer]
-            dz, gains[layer], shifts[layer] = norm_relu_gradient(dy, *own)
-            return dz
+            outs = (gains[layer], shifts[layer]) if trains else (None, None)
+            return norm_relu_gradient(dy, *own, *outs)
 
         def slope(layer: int) -> tuple[Tensor | None, Tensor | None]:
             """Of hidden layer `layer`, without LayerNorm: a mask, or factors (of 0 where they left a unit out)."""
@@ -170,33 +216,30 @@ class _StackedMLP(torch.autograd.Function):
             weight, (mask, factor) = ctx.flipped[layer - 1], slope(layer - 1)
             form: dict[str, Any] = {"add": add, "mask": mask, "factor": factor, "bf16x3": bf16x3}
             form["keep_split"] = layer > 1 and is_split(hidden[layer - 2])  # which dz will be multiplied with
-            if trains and not norms:
+            source = hidden[layer - 2] if layer > 1 else x
+            if trains and not norms and not sums_with_product(source, layers.biases[layer - 1].shape, rows, bf16x3):
                 dz, sums = linear_with_sums(dz, weight, **form)
             else:
-                dz = through(layer - 1, linear(dz, weight, **form))
+                dz, sums = through(layer - 1, linear(dz, weight, **form)), None
         dx = dactions = None
         if actions is None:
             keep(0, x, dz, sums)
             if needs[0]:
-                dx = linear(dz, layers.weights[0], transposed=True, bf16x3=bf16x3)
+                dx = linear(dz, ctx.first[0], bf16x3=bf16x3)
                 dx = _over_members(dx) if x.dim() == 3 else dx
         else:
-            width, drawn = x.shape[-1], actions.shape[-2] // x.shape[-2]
-            per_state = dz.unflatten(2, (-1, drawn)).sum(3) if needs[0] or trains else dz
+            per_state = dz.unflatten(2, (x.shape[-2], -1)).sum(3) if needs[0] or trains else dz
             if trains:
-                of_states, own = weight_gradient(x, per_state, bias=sums is None, bf16x3=bf16x3)
-                biases[0] = own if sums is None else sums
-                of_actions, _ = weight_gradient(actions, dz, bias=False, bf16x3=bf16x3)
-                weights[0] = torch.cat([of_states, of_actions], dim=2)
-            if needs[0]:
-                dx = linear(per_state, layers.weights[0][:, :, :width], transposed=True, bf16x3=bf16x3)
-                dx = _over_members(dx)
-            if needs[1]:
-                dactions = linear(dz, layers.weights[0][:, :, width:], transposed=True, bf16x3=bf16x3)
-                dactions = _over_members(dactions)
+                of_states, of_actions = weights[0].split(ctx.widths, dim=2)
+                weight_gradient(x, per_state, of_states, bias=own_bias(0, sums), bf16x3=bf16x3)
+                weight_gradient(actions, dz, of_actions, bf16x3=bf16x3)
+            dx = _over_members(linear(per_state, ctx.first[0], bf16x3=bf16x3)) if needs[0] else None
+            dactions = _over_members(linear(dz, ctx.first[1], bf16x3=bf16x3)) if needs[1] else None
         if held:
             main.wait_stream(aside)
-        return dx, dactions, None, None, None, None, *weights, *biases, *gains, *shifts
+        untouched = [depth - 1, 2 * depth - 1] if output is None else []  # of the output's layer
+        found = [None if index in untouched else own for index, own in enumerate(gradients)] or [None] * count
+        return dx, dactions, None, None, None, None, *found
 
 
 class _Tangents(torch.autograd.Function):
@@ -219,16 +262,18 @@ class _Tangents(torch.autograd.Function):
     def backward(ctx: Any, output: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         last, bf16x3 = len(ctx.saved_tensors) // 3, ctx.bf16x3
         weights, hidden = ctx.saved_tensors[: last + 1], ctx.saved_tensors[last + 1 : 2 * last + 1]
-        results, dz, gradients = ctx.saved_tensors[2 * last + 1 :], output.contiguous(), []
+        results, dz = ctx.saved_tensors[2 * last + 1 :], output.contiguous()
+        back = _in_groups(weights[1:], partial(_flip, rows=dz.shape[-2], bf16x3=bf16x3))
+        gradients = [torch.empty_like(weight) for weight in weights]
         for layer in range(last, 0, -1):
-            gradients.append(weight_gradient(results[layer], dz, bias=False, bf16x3=bf16x3)[0])
+            weight_gradient(results[layer], dz, gradients[layer], bf16x3=bf16x3)
             form: dict[str, Any] = {"bf16x3": bf16x3, "keep_split": is_split(results[layer - 1])}
-            dz = linear(dz, weights[layer], mask=hidden[layer - 1], transposed=True, **form)
-        gradients.append(weight_gradient(results[0], dz, bias=False, bf16x3=bf16x3)[0])
+            dz = linear(dz, back[layer - 1], mask=hidden[layer - 1], **form)
+        weight_gradient(results[0], dz, gradients[0], bf16x3=bf16x3)
         dv = None
         if ctx.needs_input_grad[0]:
-            dv = _over_members(linear(dz, weights[0], transposed=True, bf16x3=bf16x3))
-        return dv, None, *reversed(gradients), *([None] * last)
+            dv = _over_members(linear(dz, _flip(weights[0].unsqueeze(0), dz.shape[-2], False)[0], bf16x3=bf16x3))
+        return dv, None, *gradients, *([None] * last)
 
 
 def tangents(v: Tensor, weights: Sequence[Tensor], hidden: Sequence[Tensor], bf16x3: bool = False) -> Tensor:

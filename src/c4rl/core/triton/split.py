@@ -1,5 +1,7 @@
 """Numbers split into two bfloat16 ones, which tensor cores multiply: bf16x3 is the three products that count."""
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -46,6 +48,52 @@ def split(x: Tensor) -> Tensor:
     out = torch.empty(2, *x.shape, device=x.device, dtype=torch.bfloat16)
     _split_kernel[(triton.cdiv(x.numel(), 1024),)](x, out, x.numel(), 1024)
     return out
+
+
+@triton.jit
+def _flip_kernel(
+    W, FLIPPED, rows, columns, runs, members, low, w_layer, w_run, w_member, w_row,
+    SPLIT: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """FLIPPED[b, j, i] = W[b, i, j], b = layer, run, member; SPLIT: split, its low numbers `low` further on."""
+    tile, b = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    tiles = tl.cdiv(columns, TILE)
+    i, j = (tile // tiles) * TILE + tl.arange(0, TILE), (tile % tiles) * TILE + tl.arange(0, TILE)
+    layer, run, member = b // (runs * members), b // members % runs, b % members
+    w = W + layer * w_layer + run * w_run + member * w_member
+    x = tl.load(w + i[:, None] * w_row + j[None, :], mask=(i < rows)[:, None] & (j < columns)[None, :], other=0.0)
+    x = tl.trans(x)
+    place = FLIPPED + (b * columns + j[:, None]) * rows + i[None, :]
+    inside = (j < columns)[:, None] & (i < rows)[None, :]
+    if SPLIT:
+        high, rest = two_bfloat16(x)
+        tl.store(place, high, mask=inside)
+        tl.store(place + low, rest, mask=inside)
+    else:
+        tl.store(place, x, mask=inside)
+
+
+def flipped(weights: Tensor, split: bool) -> Tensor:
+    """The transposes of [L, R, M, in, out] in one launch, [L, R, M, out, in]; split: [2, L, ...]."""
+    layers, runs, members, rows, columns = weights.shape
+    shape, dtype = (layers, runs, members, columns, rows), torch.bfloat16 if split else torch.float32
+    out = torch.empty(*((2,) if split else ()), *shape, device=weights.device, dtype=dtype)
+    tiles = triton.cdiv(rows, 32) * triton.cdiv(columns, 32)
+    _flip_kernel[(tiles, layers * runs * members)](
+        weights, out, rows, columns, runs, members, weights.numel(), *weights.stride()[:4], split, 32
+    )
+    return out
+
+
+def as_one(tensors: Sequence[Tensor]) -> Tensor:
+    """Tensors of one shape as [L, ...]: a view where they lie evenly apart, as a network's weights do, else a copy."""
+    first, places = tensors[0], [tensor.storage_offset() for tensor in tensors]
+    step = places[-1] - places[-2] if len(tensors) > 1 else 0
+    even = places == [places[0] + index * step for index in range(len(tensors))]
+    storages = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+    if even and len(storages) == 1 and len({tensor.stride() for tensor in tensors}) == 1:
+        return first.as_strided((len(tensors), *first.shape), (step, *first.stride()))
+    return torch.stack(list(tensors))
 
 
 def is_split(x: Tensor) -> bool:
