@@ -36,7 +36,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "algorithms/td3_bc.py": ("algorithms/test_td3_bc.py",),
     "algorithms/rebrac.py": ("algorithms/test_td3_bc.py",),
     "algorithms/algorithm.py": (TERMS, "algorithms/test_td3_bc.py", "algorithms/test_tsrl.py"),
-    "algorithms/losses.py": ("algorithms/test_td3_bc.py", "algorithms/test_iql.py"),
+    "algorithms/losses.py": ("algorithms/test_losses.py", "algorithms/test_td3_bc.py", "algorithms/test_iql.py"),
     "algorithms/implicit_q.py": ("algorithms/test_iql.py", "algorithms/test_sorl.py"),
     "algorithms/iql.py": ("algorithms/test_iql.py", TERMS),
     "algorithms/sorl.py": ("algorithms/test_sorl.py", TERMS),

@@ -73,6 +73,9 @@ def test_runs_may_have_expectiles_and_temperatures_of_their_own() -> None:
 def test_an_update_is_v_then_actor_then_q_each_on_the_new_v(policy: str) -> None:
     algorithm, launch = lane_of(policy=policy, inverse_temperature=2.0, expectile=0.8, initialization="torch")
     batch = batch_at(launch, 1)
+    with torch.no_grad():  # as later in training: the target is another network
+        for p in algorithm.target_critic.parameters():
+            p.mul_(1.5)
     s, a, s2 = batch.observations, batch.actions, batch.next_observations
     q = algorithm.target_critic(s, a).q.detach()
     target_q = torch.minimum(q[:, 0], q[:, 1])
