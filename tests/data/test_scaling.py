@@ -99,6 +99,30 @@ def test_returns_are_spread_over_a_thousand_and_the_shift_comes_after(prepared: 
     assert max(returns) - min(returns) == pytest.approx(1000, rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        (
+            {"reward_scale": 1e20},
+            r"'rewards' is as large as \d.*e\+20 once scaled for training; expected at most 1e\+15",
+        ),
+        ({"reward_scale": 1e308}, "'rewards' is as large as"),
+        ({"reward_shift": -1e16}, r"'rewards' is as large as 1e\+16 once"),
+    ],
+)
+def test_numbers_too_large_once_scaled_are_refused(prepared: Prepare, values: dict[str, float], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        prepared(**values)
+
+
+def test_next_states_far_beyond_the_normaliser_are_refused(save: Callable[..., Path]) -> None:
+    fields = logged_arrays([10, 10, 10, 10])
+    fields["observations"][:, 0] = 0
+    fields["next_observations"][3, 0] = 1e14
+    with pytest.raises(InputError, match=r"'next_observations' is as large as 1e\+17 once scaled"):
+        prepare(small_config("td3_bc", dataset=save(fields)))
+
+
 def test_returns_without_spread_cannot_be_normalised(save: Callable[..., Path]) -> None:
     fields = logged_arrays([10, 10, 10, 10])
     path = save(fields, rewards=np.ones(40, np.float32))

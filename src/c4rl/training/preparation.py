@@ -13,7 +13,7 @@ from c4rl.core.errors import InputError
 from c4rl.data.dataset import Dataset
 from c4rl.data.info import describe, observation_statistics
 from c4rl.data.loading import load_for_task
-from c4rl.data.packing import Scaling, baselines
+from c4rl.data.packing import Scaling, baselines, check_scaled
 from c4rl.data.subsets import hold_out, row_subset, subset_with_replacement, top_fraction, trajectory_subset
 from c4rl.environments.tasks import Task, get_task, missing
 from c4rl.jobs.config import TrainConfig
@@ -56,6 +56,7 @@ def prepare(config: TrainConfig) -> Preparation:
         train = top_fraction(train, config.options.top_fraction, discount=0.99)
     facts = {"path": str(path), "rows": len(train), "sha256": full.sha256, "file_rows": len(full)}
     scaling = _scaling(config, train, full)
+    check_scaled(full, scaling)
     if task.name == "none":
         facts |= baselines(train if held is None else held, scaling)
     return Preparation(task, train, held, scaling, facts, describe(full)["warnings"])
