@@ -65,6 +65,9 @@ def made_up_launch(case: Case, kernels: bool, precision: str, data: Dataset, dev
 
 def compile_update(launch: Launch) -> None:
     """All of an update, with its gradients and Adam, as one graph of the compiler's for each phase."""
+    for step in range(1, 5):  # what is computed once in Python, such as the keys of random streams, is not compiled
+        launch.step.fill_(step - 1)
+        launch._update(step)
     torch._dynamo.reset()
     torch._dynamo.config.trace_autograd_ops = True  # PyTorch 2.11 and later
     for optimizer in launch.algorithm.optimizers.values():  # PyTorch's fused Adam is not for compilers: the written one
