@@ -275,3 +275,28 @@ def test_the_critic_loss_reaches_the_critic_alone(form: str, monkeypatch: pytest
     one_update(launch)
     assert len(seen) == 1 and all(gradient is None for gradient in seen[0])
     assert not any(p.requires_grad for p in algorithm.target_critic.parameters())
+
+
+@pytest.mark.parametrize("form", ["weighted_gap", "raw_gap"])
+def test_the_multiplier_sees_half_the_excess_of_both_critics(form: str) -> None:
+    """Adam would hide the factor: the loss itself."""
+    options = {"lagrange": form, "lagrange_initial_log": 0.7, "lagrange_threshold": 2.0, "cql_weight": 3.0}
+    algorithm, launch = lane_of(**options)
+    seen: list[Tensor] = []
+    algorithm.optimizers["multiplier"].step = seen.append  # type: ignore[assignment]
+    gap = one_update(launch)["cql_gap"]  # the mean of both
+    excess = 3.0 * gap - 2.0 if form == "weighted_gap" else 3.0 * (gap - 2.0)
+    assert seen[0].item() == pytest.approx(-math.exp(0.7) * excess)
+
+
+@pytest.mark.parametrize("form", ["max_min", "min_max"])
+def test_the_best_of_many_next_actions_is_each_runs_own(form: str) -> None:
+    stacked, launch = lane_of(max_q_backup=form, seeds=(0, 1))
+    batch = next_batch(launch, 1)
+    together = stacked._target(batch, stacked.actor(batch.next_observations), torch.ones(2, dtype=torch.float64))
+    for seed in (0, 1):
+        alone, own = lane_of(max_q_backup=form, seeds=(seed,))
+        batch = next_batch(own, 1)
+        found = alone._target(batch, alone.actor(batch.next_observations), torch.ones(1, dtype=torch.float64))
+        for ours, theirs in zip(together, found, strict=True):
+            torch.testing.assert_close(ours[seed], theirs[0])

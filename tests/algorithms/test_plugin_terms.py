@@ -32,6 +32,7 @@ class Adds(Plugin):
         return self.note("critic", self.weight * step.output.features.square().mean((2, 3)))
 
     def actor_term(self, step: ActorStep) -> Tensor:
+        self.actions = step.actions.detach().clone()
         return self.note("actor", self.weight * step.actions.mean((1, 2)))
 
 

@@ -14,10 +14,12 @@ from c4rl.core.errors import InputError
 from c4rl.data.dataset import Dataset
 from c4rl.jobs.config import TrainConfig, published_fields
 from c4rl.jobs.presets.published import PUBLISHED
+from c4rl.plugins.seams import Plugins
 from c4rl.plugins.style_sampler import StyleSampler, StyleSamplerConfig
 from c4rl.plugins.trajectory_styles import TrajectoryStyles
 from c4rl.training.launch import Launch
 from tests.algorithms.scripted_policies import good_action, scripted
+from tests.algorithms.test_plugin_terms import Adds
 from tests.helpers import advance, make_launch, plain_scaling, small_config
 
 EM: dict[str, Any] = {
@@ -101,6 +103,62 @@ class TestStylePolicies:
         algorithm = algorithm_of(sorl_lane(scripted(0)[0], seeds=(0,)))
         algorithm._score_sums.copy_(torch.tensor([[[-5.0, -1e-12], [1.0, 1e-12]]]))
         assert algorithm.selected.tolist() == [0]
+
+    @pytest.mark.parametrize(("share", "selected"), [(0.015, 0), (0.007, 1)])
+    def test_a_style_needs_a_hundredth_of_the_data_to_be_selected(self, share: float, selected: int) -> None:
+        algorithm = algorithm_of(sorl_lane(scripted(0)[0], seeds=(0,)))
+        weight = torch.tensor([share, 1 - share], dtype=torch.float64)
+        algorithm._score_sums[0] = torch.stack([torch.tensor([5.0, 3.0]) * weight, weight])
+        torch.testing.assert_close(algorithm.style_scores[0], torch.tensor([5.0, 3.0], dtype=torch.float64))
+        assert algorithm.selected.tolist() == [selected]
+
+    @pytest.mark.parametrize("selection", ["q", "advantage"])
+    def test_a_styles_score_is_a_moving_mean_over_its_own_rows(self, selection: str) -> None:
+        data, _ = scripted(0)
+        launch = sorl_lane(data, seeds=(3,), selection=selection, batch_size=100)
+        algorithm = algorithm_of(launch)
+        with torch.no_grad():  # as later in training: the target is another network
+            for p in algorithm.target_critic.parameters():
+                p.mul_(1.5)
+        launch.step.fill_(1)
+        batch = launch.buffer.gather(launch.sampler.rows(launch.streams, 100))
+        policies = algorithm.style_policies(batch.observations)
+        posteriors = algorithm.styles.of(batch.rows)
+        advantage = torch.randn(1, 100, dtype=torch.float64)
+        before = torch.rand(1, 2, 2, dtype=torch.float64)
+        algorithm._score_sums.copy_(before)
+        algorithm._score(batch, posteriors, advantage, policies)
+        for i in range(2):
+            p = posteriors[0, :64, i]
+            q = algorithm.target_critic(batch.observations, policies.mean[:, :, i]).q[0, :, :64].min(0).values
+            worth = q if selection == "q" else advantage[0, :64]
+            expected = 0.99 * before[0, :, i] + 0.01 * torch.stack([(p * worth).sum() / 64, p.sum() / 64])
+            torch.testing.assert_close(algorithm._score_sums[0, :, i], expected.detach())
+
+    def test_plugins_see_what_the_rows_own_styles_would_do(self) -> None:
+        data, _ = scripted(0)
+        launch = sorl_lane(data, seeds=(3,), style_rounds=1, style_steps=2)
+        advance(launch, 2)
+        algorithm = algorithm_of(launch)
+        plugin = Adds(algorithm.optimizers, 0.0)
+        algorithm.plugins = Plugins([plugin])
+        launch.step.fill_(3)
+        batch = launch.buffer.gather(launch.sampler.rows(launch.streams, 32))
+        means, posteriors = algorithm.style_policies(batch.observations).mean, algorithm.styles.of(batch.rows)
+        expected = posteriors[:, :, :1] * means[:, :, 0] + posteriors[:, :, 1:] * means[:, :, 1]
+        expected = expected.detach().clone()
+        algorithm.update(batch, 3, batch)
+        torch.testing.assert_close(plugin.actions, expected)
+
+    def test_an_e_step_follows_every_round_of_the_first_stage_alone(self) -> None:
+        launch = sorl_lane(scripted(0)[0], seeds=(3,), style_rounds=2, style_steps=3)
+        algorithm, moved = algorithm_of(launch), []
+        for step in range(1, 13):
+            before = algorithm.styles.posteriors.clone()
+            launch.update(step)
+            said = launch.refresh(step)
+            moved.append((not torch.equal(before, algorithm.styles.posteriors), bool(said)))
+        assert moved == [(step in (3, 6), step in (3, 6)) for step in range(1, 13)]
 
 
 STYLES = StyleSamplerConfig(style_rounds=6, style_steps=60, style_lr=1e-3, style_layers=1, style_width=16, styles=2)
