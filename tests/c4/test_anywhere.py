@@ -133,6 +133,24 @@ def test_options_that_need_the_trainer_are_refused() -> None:
         C4Anywhere(net, net, x, x, torch.ones(20), config=C4Config(divergence_weight=1.0))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lambda_": "sometimes"}, "--lambda: found sometimes, expected a number of 0 or more, or auto"),
+        ({"lambda_": -0.1}, "--lambda: found -0.1"),
+        ({"lambda_": float("nan")}, "--lambda: found nan"),
+        ({"K": 0}, "--K: found 0"),
+        ({"K": 10**12}, "--K: found 1e"),
+        ({"directions": 0}, "--directions: found 0"),
+        ({"pool": 1}, "--pool: found 1"),
+    ],
+)
+def test_options_without_meaning_are_refused(options: dict[str, Any], message: str) -> None:
+    for kind in (C4AnywhereConfig, C4Config):
+        with pytest.raises(InputError, match=message):
+            kind(**options)
+
+
 def test_importing_c4_needs_torch_and_numpy_alone() -> None:
     blocked = [
         "tyro",

@@ -114,8 +114,11 @@ def drawn_by_cluster(clustering: Clustering, count: int = 400) -> dict[int, set[
 def test_batches_come_from_members_and_tails(pool: int) -> None:
     config = C4Config(K=2, sampler="hard", trajectory_tails=True, pool=pool)
     clustering = clustered(config, separated(20, 100, 2000), 100)
-    by_size = sorted(drawn_by_cluster(clustering).values(), key=len)
-    seen = set(clustering.tables.pool_rows(0)[0].tolist())
+    drawn, pool_rows = drawn_by_cluster(clustering), clustering.tables.pool_rows(0)[0]
+    assert clustering.responsibilities is not None
+    for z, rows in drawn.items():
+        assert set(pool_rows[clustering.responsibilities[0].argmax(1) == z].tolist()) <= rows
+    by_size, seen = sorted(drawn.values(), key=len), set(pool_rows.tolist())
     assert by_size[1] == seen
     assert by_size[0] == {row for row in seen if row % 100 >= 20}
     sizes = torch.tensor([len(rows) for rows in by_size], dtype=torch.float64)

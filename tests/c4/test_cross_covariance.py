@@ -132,6 +132,17 @@ def test_automatic_weight_holds_the_penalty_at_a_fraction_of_the_td_loss() -> No
     assert (mean_share / 0.25 - 1).abs().max() < 0.05
 
 
+@pytest.mark.parametrize("beta", [0.0, 1.0])
+def test_the_unbiased_penalty_of_fewer_than_four_rows_is_zero(beta: float) -> None:
+    g_next, g = features(2, 8, 3)
+    g = g.requires_grad_()
+    few = (torch.arange(8) < 3).expand(2, 8)
+    found = penalty(g_next, g, few, beta=beta, estimator="unbiased")
+    assert found.tolist() == [0, 0]
+    (gradient,) = torch.autograd.grad(found.sum(), g)
+    assert not gradient.any()
+
+
 def test_automatic_weight_survives_a_vanishing_penalty() -> None:
     running = torch.zeros(2, 1)
     assert automatic_weight(torch.zeros(1), torch.ones(1), 0.1, running).isfinite().all()
