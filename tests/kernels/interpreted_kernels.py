@@ -1,4 +1,4 @@
-"""The Triton kernels do what the plain PyTorch code beside them does; run by test_kernels_without_a_gpu.py.
+"""The Triton kernels do what the plain PyTorch code does; run by test_kernels_without_a_gpu.py.
 
 Much is test_fused_kernels.py and test_fused_networks.py on another device, with fewer rows. Tensors lie in memory as
 they do in training: they are columns of packed rows, parts of a layer's weights, some of a critic's members.

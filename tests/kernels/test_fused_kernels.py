@@ -1,4 +1,4 @@
-"""Fused kernels are the plain PyTorch code beside them, up to the order of additions."""
+"""Fused kernels compute what the plain PyTorch code does, up to the order of additions."""
 
 from typing import Any
 
@@ -194,7 +194,7 @@ def test_kernels_for_principal_directions_prove_themselves() -> None:
 
 
 def test_principal_directions_of_features_that_hardly_vary() -> None:
-    """None of them, one of them, or one so much more than the others that the rest is rounding noise beside it."""
+    """None of them, one of them, or one so much more than the others that the rest is rounding noise."""
     rows = torch.zeros(3, 500, 64, device=CUDA)
     rows[1, :, 0] = torch.arange(500, device=CUDA)
     rows[2] = 1e-8 * normal(500, 64)

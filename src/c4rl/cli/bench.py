@@ -1,4 +1,4 @@
-"""`c4rl bench`: measure."""
+"""`c4rl bench`: measure speed."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""HDF5 files whose every number is in the file: no link, no storage and no virtual dataset leads out of it."""
+"""Self-contained HDF5 files: external links, external storage and virtual datasets are refused."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,13 +10,13 @@ from c4rl.data.checks import Allowance, problem
 
 
 class Hdf5:
-    """An open file; `array` is the way to its numbers."""
+    """An open file; `array` gives access to its numbers."""
 
     def __init__(self, path: Path, file: h5py.File) -> None:
         self.path, self.file, self.allowance = path, file, Allowance(path)
 
     def __contains__(self, name: str) -> bool:
-        return self.file.get(name, getlink=True) is not None  # a link to nothing is there, and `array` says so
+        return self.file.get(name, getlink=True) is not None  # true for a link to nothing, which `array` reports
 
     def array(self, name: str, expected: str) -> h5py.Dataset:
         """An array of numbers, unread, or an InputError that says what was found instead."""

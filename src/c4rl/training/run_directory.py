@@ -70,7 +70,7 @@ class RunDirectory:
         temporary.write_text("".join(json.dumps(record) + "\n" for record in kept))
         os.replace(temporary, path)
         self._metrics = open(path, "a")  # noqa: SIM115 - held until close
-        shutil.rmtree(self.path / "tensorboard", ignore_errors=True)  # it shows what metrics.jsonl holds, and no more
+        shutil.rmtree(self.path / "tensorboard", ignore_errors=True)  # rebuilt from metrics.jsonl below
         for record in kept:
             self._show(record["update"], key_of(record), record)
         return kept
@@ -102,7 +102,7 @@ class RunDirectory:
         from torch.utils.tensorboard import SummaryWriter
 
         if key not in self._writers:
-            # purge_step: a TensorBoard that watched an interrupted job forgets what is written here again
+            # purge_step: a TensorBoard that watched an interrupted job drops what is rewritten here
             self._writers[key] = SummaryWriter(str(self.path / "tensorboard" / file_name(key)), purge_step=0)
         numbers = [
             Summary.Value(tag=name, simple_value=float(value))
@@ -112,8 +112,8 @@ class RunDirectory:
         self._writers[key].file_writer.add_summary(Summary(value=numbers), update)
 
     def flush(self) -> None:
-        """What was logged up to a checkpoint is on the disk before the checkpoint is."""
-        for writer in list(self._writers.values()):  # in another thread than `log`, which may add some
+        """Put the log on disk, before the checkpoint that follows it."""
+        for writer in list(self._writers.values()):  # a copy: `log` may add some in another thread
             writer.flush()
         if self._metrics is not None:
             os.fsync(self._metrics.fileno())

@@ -69,8 +69,8 @@ def cluster_rows(
 ) -> tuple[Tensor, Tensor]:
     """A cluster z [R] and `count` of its rows [R, count], drawn in proportion to their weights.
 
-    cumulative: [R, K · P], running sums through all clusters of a pool of rows [R, P]. started: [R, 1]; if not set, rows
-    are uniform on [offsets, offsets + lengths) ([R, 1] each) and z is 0.
+    cumulative: [R, K · P], running sums through all clusters of a pool of rows [R, P]. started: [R, 1]; if not set,
+    rows are uniform on [offsets, offsets + lengths) ([R, 1] each) and z is 0.
     """
     tables = cumulative, pool, started, offsets, lengths
     if own := ops.kernels_for(step, "random"):
