@@ -9,8 +9,10 @@ import contextlib
 import importlib
 import inspect
 import io
+import json
 import os
 import sys
+import tempfile
 import time
 import types
 from collections.abc import Iterator
@@ -29,6 +31,7 @@ PACKAGE = ROOT / "src" / "c4rl"
 SECONDS = 300  # a change that makes the tests hang is noticed too
 
 TERMS, BATCHES = "algorithms/test_plugin_terms.py", "algorithms/test_two_batches.py"
+LOGGED = "algorithms/test_logged_losses.py"
 # file -> tests that have to notice
 TESTS: dict[str, tuple[str, ...]] = {
     "algorithms/bc.py": ("algorithms/test_bc.py", BATCHES),
@@ -38,14 +41,14 @@ TESTS: dict[str, tuple[str, ...]] = {
     "algorithms/algorithm.py": (TERMS, "algorithms/test_td3_bc.py", "algorithms/test_tsrl.py"),
     "algorithms/losses.py": ("algorithms/test_losses.py", "algorithms/test_td3_bc.py", "algorithms/test_iql.py"),
     "algorithms/implicit_q.py": ("algorithms/test_iql.py", "algorithms/test_sorl.py"),
-    "algorithms/iql.py": ("algorithms/test_iql.py", TERMS),
-    "algorithms/sorl.py": ("algorithms/test_sorl.py", TERMS),
-    "algorithms/doge.py": ("algorithms/test_doge.py",),
-    "algorithms/a2pr.py": ("algorithms/test_a2pr.py",),
-    "algorithms/cql.py": ("algorithms/test_cql.py", TERMS),
-    "algorithms/tsrl.py": ("algorithms/test_tsrl.py", "algorithms/test_t_symmetry_dynamics.py"),
+    "algorithms/iql.py": ("algorithms/test_iql.py", TERMS, LOGGED),
+    "algorithms/sorl.py": ("algorithms/test_sorl.py", TERMS, LOGGED),
+    "algorithms/doge.py": ("algorithms/test_doge.py", LOGGED),
+    "algorithms/a2pr.py": ("algorithms/test_a2pr.py", LOGGED),
+    "algorithms/cql.py": ("algorithms/test_cql.py", TERMS, LOGGED),
+    "algorithms/tsrl.py": ("algorithms/test_tsrl.py", "algorithms/test_t_symmetry_dynamics.py", LOGGED),
     "algorithms/t_symmetry_dynamics.py": ("algorithms/test_t_symmetry_dynamics.py", "algorithms/test_tsrl.py"),
-    "algorithms/bppo.py": ("algorithms/test_bppo.py", "algorithms/test_bppo_acceptance.py"),
+    "algorithms/bppo.py": ("algorithms/test_bppo.py", "algorithms/test_bppo_acceptance.py", LOGGED),
     "algorithms/accepted_policies.py": ("algorithms/test_bppo_acceptance.py", "algorithms/test_bppo.py"),
     "plugins/c4/cross_covariance.py": ("c4/test_cross_covariance.py", "c4/test_cross_covariance_bias.py"),
     "plugins/c4/divergences.py": ("c4/test_divergences.py",),
@@ -200,12 +203,30 @@ def change_function(mutant: Mutant) -> None:
     (found.__code__,) = (code for code in codes if code.co_qualname == mutant.function)
 
 
-def run_tests(file: str, flag: str) -> int:
+class Order:
+    """For pytest: the fastest tests first, as measured by a run before."""
+
+    def __init__(self, notes: Path) -> None:
+        self.notes = notes
+        self.seconds: dict[str, float] = json.loads(notes.read_text()) if notes.exists() else {}
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items.sort(key=lambda item: self.seconds.get(item.nodeid, 0.0))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        if not self.notes.exists():
+            self.notes.write_text(json.dumps(self.seconds))
+
+
+def run_tests(file: str, flag: str, plugins: list[object]) -> int:
     tests = [str(ROOT / "tests" / name) for name in TESTS[file]]
-    return int(pytest.main([flag, "-qq", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]))
+    return int(pytest.main([flag, "-qq", "-p", "no:cacheprovider", "-p", "no:xdist", *tests], plugins))
 
 
-def noticed(mutant: Mutant) -> bool:
+def noticed(mutant: Mutant, notes: Path) -> bool:
     """In a process of its own, which has imported all it needs before."""
     child = os.fork()
     if child == 0:
@@ -215,7 +236,7 @@ def noticed(mutant: Mutant) -> bool:
             change_function(mutant)
         code = 1
         with contextlib.suppress(BaseException):
-            code = run_tests(mutant.file, "-x")
+            code = run_tests(mutant.file, "-x", [Order(notes)])
         os._exit(0 if code == 0 else 1)
     for _ in range(SECONDS * 10):
         pid, status = os.waitpid(child, os.WNOHANG)
@@ -232,11 +253,12 @@ def main(names: list[str]) -> int:
     survivors = 0
     for file in names or TESTS:
         with contextlib.redirect_stdout(io.StringIO()):
-            run_tests(file, "--collect-only")  # imports them
-        if noticed(Mutant(file, "", 0, "", "")):
+            run_tests(file, "--collect-only", [])  # imports them
+        notes = Path(tempfile.mkdtemp()) / "seconds.json"
+        if noticed(Mutant(file, "", 0, "", ""), notes):
             raise SystemExit(f"{file}: its tests fail without any change")
         tried = list(mutants(file))
-        left = [m for m in tried if (file, m.function, m.change) not in EQUIVALENT and not noticed(m)]
+        left = [m for m in tried if (file, m.function, m.change) not in EQUIVALENT and not noticed(m, notes)]
         survivors += len(left)
         print(f"{file}: {len(tried)} changes, {len(left)} that no test noticed", flush=True)
         for mutant in left:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from c4rl.core.errors import InputError
-from c4rl.plugins.c4.cross_covariance import automatic_weight, cross_covariance, monitor, penalty, traces
+from c4rl.plugins.c4.cross_covariance import automatic_weight, cross_covariance, penalty, traces, within_and_between
 
 
 def features(*shape: int, seed: int = 0, offset: float = 0.5) -> tuple[Tensor, Tensor]:
@@ -137,19 +137,17 @@ def test_automatic_weight_survives_a_vanishing_penalty() -> None:
     assert automatic_weight(torch.zeros(1), torch.ones(1), 0.1, running).isfinite().all()
 
 
-def test_monitor_reports_scale_free_trace() -> None:
+def test_traces_have_a_scale_free_form() -> None:
     g_next, g = features(2, 500, 6)
     valid = all_valid(g)
-    seen, scaled = monitor(g_next, g, valid), monitor(100 * g_next, 0.01 * g, valid)
-    torch.testing.assert_close(seen["normalised_trace"], scaled["normalised_trace"])
+    torch.testing.assert_close(traces(g_next, g, valid)[1], traces(100 * g_next, 0.01 * g, valid)[1])
     C = cross_covariance(g_next, g, valid)
-    torch.testing.assert_close(seen["trace_per_feature"], C.diagonal(dim1=-2, dim2=-1).sum(-1) / 6)
-    torch.testing.assert_close(seen["frobenius"], C.flatten(-2).norm(dim=-1))
-    torch.testing.assert_close(monitor(g, 2 * g, valid)["normalised_trace"], torch.ones(2, dtype=torch.float64))
-    torch.testing.assert_close(monitor(g, -g, valid)["normalised_trace"], -torch.ones(2, dtype=torch.float64))
+    torch.testing.assert_close(traces(g_next, g, valid)[0], C.diagonal(dim1=-2, dim2=-1).sum(-1) / 6)
+    torch.testing.assert_close(traces(g, 2 * g, valid)[1], torch.ones(2, dtype=torch.float64))
+    torch.testing.assert_close(traces(g, -g, valid)[1], -torch.ones(2, dtype=torch.float64))
 
 
-def test_monitor_splits_within_from_between_clusters() -> None:
+def test_covariance_splits_within_from_between_clusters() -> None:
     """Two clouds with C_z = 0 whose centres move together: all of C is between clusters."""
     generator = torch.Generator().manual_seed(2)
     label = torch.arange(400) % 2
@@ -158,11 +156,14 @@ def test_monitor_splits_within_from_between_clusters() -> None:
     g_next, g = centre + 0.1 * noise[0], centre + 0.1 * noise[1]
     valid = torch.ones(400)
     r = torch.nn.functional.one_hot(label, 2).double()
-    seen = monitor(g_next, g, valid, r)
+    seen = within_and_between(g_next, g, valid, r)
     assert seen["within_frobenius"] < 0.01 < 9 < seen["between_frobenius"]
     soft = torch.rand(400, 3, generator=generator, dtype=torch.float64)
-    seen = monitor(g_next, g, valid, soft / soft.sum(-1, keepdim=True))
-    torch.testing.assert_close(seen["within_trace"] + seen["between_trace"], seen["trace_per_feature"] * 2)
+    seen = within_and_between(g_next, g, valid, soft / soft.sum(-1, keepdim=True))
+    C = cross_covariance(g_next, g, valid)
+    torch.testing.assert_close(seen["within_trace"] + seen["between_trace"], C.trace())
+    alone = within_and_between(g_next, g, valid, torch.ones(400, 1, dtype=torch.float64))
+    torch.testing.assert_close(alone["within_frobenius"], C.norm())
 
 
 @pytest.mark.parametrize("estimator", ["plugin", "unbiased", "dot_product"])
@@ -174,14 +175,18 @@ def test_update_never_asks_the_device_for_a_value(estimator: str) -> None:
     weight = automatic_weight(R.mean(-1), R.mean(-1), 0.1, torch.empty(2, 3, device="meta"))
     (weight * R.mean(-1)).sum().backward()
     assert g.grad is not None and g.grad.shape == g.shape
-    assert monitor(g_next, g, valid, torch.empty(3, 1, 16, 5, device="meta"))["between_trace"].shape == (3, 2)
+    split = within_and_between(g_next, g, valid, torch.empty(3, 1, 16, 5, device="meta"))
+    assert split["between_trace"].shape == (3, 2)
 
 
-def test_traces_without_the_matrix_are_those_of_the_monitor() -> None:
+def test_traces_without_the_matrix_are_those_of_the_matrix() -> None:
     generator = torch.Generator().manual_seed(3)
     g_next, g = torch.randn(2, 2, 3, 40, 6, generator=generator, dtype=torch.float64)
     valid = torch.rand(2, 1, 40, generator=generator) > 0.2
-    found = monitor(g_next, g, valid)
+    trace, of_next, of_g = (
+        cross_covariance(x, y, valid).diagonal(dim1=-2, dim2=-1).sum(-1)
+        for x, y in ((g_next, g), (g_next, g_next), (g, g))
+    )
     per_feature, normalised = traces(g_next, g, valid)
-    torch.testing.assert_close(per_feature, found["trace_per_feature"])
-    torch.testing.assert_close(normalised, found["normalised_trace"])
+    torch.testing.assert_close(per_feature, trace / 6)
+    torch.testing.assert_close(normalised, trace / (of_next * of_g).sqrt())

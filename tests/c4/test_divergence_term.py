@@ -11,10 +11,10 @@ from torch import Tensor
 from c4rl.core.errors import InputError
 from c4rl.core.policies import Gaussian
 from c4rl.plugins.c4.divergence_term import DivergenceTerm
-from c4rl.plugins.c4.divergences import gaussian_kl, gaussian_renyi
 from c4rl.plugins.c4.plugin import C4, C4Config
 from c4rl.plugins.seams import ActorStep
 from c4rl.training.launch import Launch
+from tests.c4.gaussian_divergences import gaussian_kl, gaussian_renyi
 from tests.c4.test_single_cluster_minibatches import chi_square
 from tests.helpers import make_launch, small_config, small_dataset
 

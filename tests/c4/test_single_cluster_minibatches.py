@@ -167,7 +167,8 @@ def test_a_refresh_is_written_in_place_and_a_failed_fit_leaves_its_run_as_it_was
 def test_a_restored_sampler_draws_the_same_batches() -> None:
     sampler, restored = (ClusterSampler([0], [0], [500], [3], pool_size=100) for _ in range(2))
     sampler.refresh(soft_responsibilities(1, 100, 3), 2)
-    restored.load_state({name: table.clone() for name, table in sampler.state().items()})
+    for name, table in restored.state().items():
+        table.copy_(sampler.state()[name])
     assert torch.equal(drawn(sampler, [0], 20, 16)[0], drawn(restored, [0], 20, 16)[0])
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from c4rl.core.errors import InputError
 from c4rl.data import Dataset, load_dataset
+from c4rl.data.hdf5 import open_hdf5
 
 Shared = Callable[[str], Path]
 
@@ -178,10 +179,38 @@ def test_the_row_before_a_left_out_one_keeps_its_next_action(tmp_path: Path) -> 
         ({"terminals": 1.0}, "'terminals' is no array"),
         ({"timeouts": h5py.SoftLink("/nowhere")}, "'timeouts' is a link to nothing"),
         ({"infos/goal": 1.0}, "'infos/goal' is no array"),
-        ({"terminals": np.zeros(6, h5py.enum_dtype({"GO": 0, "END": 1}, "i1"))}, "'terminals' holds an enumeration"),
+        ({"terminals": np.zeros(6, h5py.enum_dtype({"GO": 0, "END": 1}, "i1"))}, "'terminals' holds .* of its own"),
         ({"actions": np.array([["x"]] * 6, h5py.string_dtype())}, "'actions' has dtype object"),
     ],
 )
 def test_unusable_hdf5_is_refused_by_name(tmp_path: Path, changes: dict[str, object], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         load_dataset(write_hdf5(tmp_path / "bad.hdf5", **changes))
+
+
+@pytest.mark.parametrize("how", [{}, {"compression": "gzip"}, {"shuffle": True}, {"fletcher32": True}, None])
+@pytest.mark.parametrize("chunks", [(1, 1), (4, 2), (7, 3), (1000, 1000), True])
+@pytest.mark.parametrize("dtype", ["f4", ">f8", "f2", "i2", "u1", "?"])
+def test_chunks_of_any_layout_read_as_hdf5_reads_them(
+    tmp_path: Path, how: dict[str, object] | None, chunks: tuple[int, int] | bool, dtype: str
+) -> None:
+    how = {"compression": "gzip", "shuffle": True, "fletcher32": True} if how is None else how
+    rng = np.random.default_rng(0)
+    values = (rng.normal(size=(45, 5)) * 100).astype(dtype)
+    with h5py.File(tmp_path / "file", "w") as file:
+        stored = file.create_dataset("x", (45, 5), dtype, chunks=chunks, maxshape=(None, None), fillvalue=1, **how)
+        stored[:30] = values[:30]  # some chunks are never written
+    with open_hdf5(tmp_path / "file") as file:
+        found, expected = file.array("x", "x"), file.file["x"][()]
+        assert np.array_equal(found.read(), expected) and np.array_equal(expected[:30], values[:30])
+        assert np.array_equal(found.read(np.float32, 3), expected[:, :3].astype(np.float32))
+
+
+def test_a_packing_that_cannot_be_checked_is_refused(tmp_path: Path) -> None:
+    path = write_hdf5(tmp_path / "a", rewards=None)
+    with h5py.File(path, "a") as file:
+        file.create_dataset("rewards", data=np.ones(6), compression="lzf")
+    with pytest.raises(
+        InputError, match="'rewards' is packed by the HDF5 filter 32000; expected no compression, or gzip"
+    ):
+        load_dataset(path)

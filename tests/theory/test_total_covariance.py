@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from c4rl.core.random import Streams
-from c4rl.plugins.c4.cross_covariance import monitor
+from c4rl.plugins.c4.cross_covariance import within_and_between
 from c4rl.plugins.c4.gaussian_mixture import fit, kmeans_start
 from c4rl.theory.total_covariance import alignment_lower_bound, total_covariance, within_bound_chain
 
@@ -45,7 +45,7 @@ def test_covariance_is_within_plus_between(seed: int) -> None:
 @given(seeds)
 def test_training_monitor_reports_the_theorems_parts(seed: int) -> None:
     g_next, g, r = soft_clusters(seed)
-    total, seen = total_covariance(g_next, g, r), monitor(g_next, g, torch.ones(40), r)
+    total, seen = total_covariance(g_next, g, r), within_and_between(g_next, g, torch.ones(40), r)
     for name, matrix in (("within", total.within), ("between", total.between)):
         torch.testing.assert_close(seen[f"{name}_frobenius"], torch.linalg.matrix_norm(matrix) * 40 / 39)
         torch.testing.assert_close(seen[f"{name}_trace"], matrix.trace() * 40 / 39)

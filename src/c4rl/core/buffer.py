@@ -51,7 +51,7 @@ class TransitionBuffer:
         self.trajectory_ids = trajectory_ids  # [N] int32, from 0 in each dataset
         self.dataset_lengths = list(dataset_lengths)
         self.weights: tuple[Tensor, ...] = ()  # factors of `row_weights`, live
-        self._weighted: WeightedSampler | None = None
+        self._weighted: list[WeightedSampler] = []
         self._assign(dataset_of_run)
 
     def _assign(self, dataset_of_run: Sequence[int]) -> None:
@@ -71,17 +71,17 @@ class TransitionBuffer:
         """Relative sampling weights of each run's own rows, [R, n]; None: uniform."""
         return reduce(torch.mul, self.weights) if self.weights else None
 
-    def sampler(self) -> "UniformSampler | WeightedSampler":
-        """Draws from all rows of each run, by their weights."""
+    def sampler(self, stream: str = "rows") -> "UniformSampler | WeightedSampler":
+        """Draws from all rows of each run, by weight. stream: of random numbers; a second sampler needs another."""
         if not self.weights:
-            return UniformSampler(self)
-        self._weighted = self._weighted or WeightedSampler(self)
-        return self._weighted
+            return UniformSampler(self, stream)
+        self._weighted = [*self._weighted, WeightedSampler(self, stream)]
+        return self._weighted[-1]
 
     def take_up_weights(self) -> None:
         """Call this after the weights change."""
-        if self._weighted is not None:
-            self._weighted.take_up_weights()
+        for sampler in self._weighted:
+            sampler.take_up_weights()
 
     def gather(self, rows: Tensor) -> Batch:
         """rows [R, B]: indices into the packed rows (offsets included)."""
@@ -109,8 +109,8 @@ class UniformSampler:
 class WeightedSampler:
     """Every row of a run's data in proportion to its weight, with replacement."""
 
-    def __init__(self, buffer: TransitionBuffer) -> None:
-        self.buffer = buffer
+    def __init__(self, buffer: TransitionBuffer, stream: str = "rows") -> None:
+        self.buffer, self.stream = buffer, stream
         shape = len(buffer.lengths), int(buffer.lengths.max())
         self._cumulative = torch.zeros(shape, dtype=torch.float64, device=buffer.packed.device)
         self.take_up_weights()
@@ -125,5 +125,5 @@ class WeightedSampler:
     def rows(self, streams: Streams, batch_size: int) -> Tensor:
         """[R, B] indices into the buffer."""
         total = self._cumulative[:, -1:]
-        drawn = below(uniform_48(streams.keys("rows"), streams.step, batch_size) * total, total)
+        drawn = below(uniform_48(streams.keys(self.stream), streams.step, batch_size) * total, total)
         return torch.searchsorted(self._cumulative, drawn, right=True) + self.buffer.offsets.unsqueeze(1)

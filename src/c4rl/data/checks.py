@@ -56,7 +56,10 @@ class Allowance:
         self.left = min(EXPANSION * self.stored, _memory())
 
     def take(self, field: str, dtype: np.dtype, shape: tuple[int, ...] | None) -> None:
-        """Refuse anything but an array of real numbers, and more numbers than its file can hold (None: no array)."""
+        self.left -= self.check(field, dtype, shape)
+
+    def check(self, field: str, dtype: np.dtype, shape: tuple[int, ...] | None) -> int:
+        """Refuse anything but real numbers (shape None: no array) that the file can hold. Returns their bytes."""
         if dtype.kind not in "fiub":
             raise problem(self.path, field, f"has dtype {dtype}", "real numbers")
         if shape is None or min(shape, default=0) < 0:
@@ -65,7 +68,7 @@ class Allowance:
         if needed > self.left:
             found = f"has shape {shape}, {needed:,} bytes, in a file of {self.stored:,}"
             raise problem(self.path, field, found, "an array that its file can hold and this machine's memory too")
-        self.left -= needed
+        return needed
 
 
 def _memory() -> int:
@@ -89,12 +92,10 @@ def check_shapes(source: object, observations: Any, actions: Any, task: TaskLike
     if actions.dtype.kind in "iub":
         found = f"has dtype {actions.dtype}: discrete actions are not supported"
         raise problem(source, "actions", found, "continuous actions, floats of shape [N, a]")
-    if actions.ndim == 1 and len(actions) and np.array_equal(actions[()], np.round(actions[()])):
-        found = "is one whole number per row: discrete actions are not supported"
-        raise problem(source, "actions", found, "continuous actions, floats of shape [N, a]")
-    for field, values, letter in (("observations", observations, "s"), ("actions", actions, "a")):
+    expected = {"observations": "[N, s]", "actions": "[N, a] (discrete actions are not supported)"}
+    for field, values in (("observations", observations), ("actions", actions)):
         if values.ndim != 2 or 0 in values.shape[1:]:
-            raise problem(source, field, f"has shape {values.shape}", f"[N, {letter}]")
+            raise problem(source, field, f"has shape {values.shape}", expected[field])
     if len(observations) == 0:
         raise problem(source, "observations", "has no rows", "at least one row")
     if task is not None:

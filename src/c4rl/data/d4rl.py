@@ -13,10 +13,8 @@ Versions of these files differ, and the reader handles each difference:
 - Antmaze v0 flags the time-out some rows before the reset, and the reset not at all: a change of `infos/goal` shows it.
 """
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -30,33 +28,18 @@ from c4rl.data.checks import (
     check_shapes,
     check_width,
     problem,
-    row_blocks,
 )
 from c4rl.data.dataset import Array
-from c4rl.data.hdf5 import Hdf5, open_hdf5
+from c4rl.data.hdf5 import Hdf5, Hdf5Array, open_hdf5
 
 ANT_WITH_CONTACT_FORCES, ANT, ANT_ACTIONS = 111, 27, 8
 
 
-def _chunk_blocks(values: Any, size: int) -> Iterator[slice]:
-    """About `size` rows at a time, in whole chunks of the file: each is decompressed once, with no cache to keep."""
-    chunk = values.chunks[0] if values.chunks else 1
-    return row_blocks(len(values), chunk * max(1, size // chunk))
+def _contact_forces_are_zero(values: Hdf5Array) -> bool:
+    return not any(block[:, max(0, ANT - where[1].start) :].any() for where, block in values.blocks())
 
 
-def _read_float32(values: Any, width: int | None = None) -> Array:
-    """The first `width` columns (all, if None) as float32: HDF5 converts on the way, with no copy in between."""
-    result = np.empty((len(values), values.shape[1] if width is None else width), dtype=np.float32)
-    for rows in _chunk_blocks(values, 1 << 16):
-        values.read_direct(result, np.s_[rows, :width], np.s_[rows])
-    return result
-
-
-def _contact_forces_are_zero(values: Any) -> bool:
-    return not any(values[rows, ANT:].any() for rows in _chunk_blocks(values, 1 << 14))
-
-
-def _observation_width(path: Path, arrays: list[Any], action_width: int, task: TaskLike | None) -> int:
+def _observation_width(path: Path, arrays: list[Hdf5Array], action_width: int, task: TaskLike | None) -> int:
     """The columns to read: all, or 27 of Ant's 111 where the rest is zero (and the task does not have 111)."""
     width, wanted = arrays[0].shape[1], None if task is None else task.observation_dim
     if width != ANT_WITH_CONTACT_FORCES or action_width != ANT_ACTIONS or wanted == width:
@@ -72,9 +55,9 @@ def _observation_width(path: Path, arrays: list[Any], action_width: int, task: T
 def _unflagged_resets(file: Hdf5, flagged: Array) -> Array:
     """[N] bool: the goal changes after this row, so the episode ended here, but no flag says so."""
     resets = np.zeros(len(flagged), dtype=bool)
-    goals = file.array("infos/goal", "one goal per row") if "infos/goal" in file else None
-    if goals is not None and len(goals) == len(flagged):
-        goals = goals[()].reshape(len(flagged), -1)
+    stored = file.array("infos/goal", "one goal per row") if "infos/goal" in file else None
+    if stored is not None and len(stored) == len(flagged):
+        goals = stored.read().reshape(len(flagged), -1)
         resets[:-1] = (goals[1:] != goals[:-1]).any(axis=1)
     return resets & ~flagged
 
@@ -96,14 +79,14 @@ def read_d4rl(path: Path, task: TaskLike | None = None) -> Log:
         if task is not None:
             check_width(path, "observations", width, task.observation_dim, task)
 
-        observations = _read_float32(stored_observations, width)
-        next_observations = None if stored_next is None else _read_float32(stored_next, width)
-        actions = _read_float32(stored_actions)
-        rewards = as_float32(as_column(path, "rewards", field("rewards")[()]))
-        terminals = as_flags(path, "terminals", field("terminals")[()])
+        observations = stored_observations.read(np.float32, width)
+        next_observations = None if stored_next is None else stored_next.read(np.float32, width)
+        actions = stored_actions.read(np.float32)
+        rewards = as_float32(as_column(path, "rewards", field("rewards").read()))
+        terminals = as_flags(path, "terminals", field("terminals").read())
         check_same_length(path, observations, terminals=terminals)
         if "timeouts" in file:
-            cuts = as_flags(path, "timeouts", field("timeouts")[()])
+            cuts = as_flags(path, "timeouts", field("timeouts").read())
             check_same_length(path, observations, timeouts=cuts)
         elif next_observations is not None:
             cuts = breaks(observations, next_observations)

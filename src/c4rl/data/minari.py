@@ -37,7 +37,7 @@ from c4rl.data.checks import (
     reason,
 )
 from c4rl.data.dataset import Array
-from c4rl.data.hdf5 import Hdf5, open_hdf5
+from c4rl.data.hdf5 import Hdf5, names_in, open_hdf5
 
 MAIN_FILE, PREFIX = "main_data.hdf5", "minari:"
 ID = r"[\w-][\w.-]*(/[\w-][\w.-]*)*"
@@ -125,24 +125,24 @@ def _observation_layout(file: Hdf5, name: str) -> list[tuple[str, int | None]]:
     observations = file.file.get(name)
     if not isinstance(observations, h5py.Group):
         return [("", None)]
-    keys = set(observations)
-    if keys == GOAL_KEYS and isinstance(observations.get("observation"), h5py.Dataset):
+    keys = names_in(observations)
+    if set(keys) == GOAL_KEYS and isinstance(observations.get("observation"), h5py.Dataset):
         width = (observations["observation"].shape or (0,))[-1]
         if isinstance(observations.get("achieved_goal"), h5py.Group) or width == 4:
             return [("/observation", None)]
         if width in (27, 105):
             return [("/achieved_goal", None), ("/observation", 27)]
-    found = f"has the parts {sorted(keys)}"
+    found = f"has the parts {keys}"
     raise problem(file.path, name, found, "one array, or the dictionary of PointMaze, AntMaze or Kitchen")
 
 
 def _episode(file: Hdf5, name: str, layout: list[tuple[str, int | None]]) -> dict[str, Array]:
     """The arrays of one episode of T rows; observations have T + 1."""
     path, array = file.path, partial(file.array, expected=f"Minari's arrays observations, {', '.join(PER_ROW)}")
-    pieces = [array(f"{name}/observations{part}")[..., :width] for part, width in layout]
+    pieces = [array(f"{name}/observations{part}").read()[..., :width] for part, width in layout]
     if len({piece.shape[:-1] for piece in pieces}) > 1:
         raise problem(path, f"{name}/observations", f"has parts of shape {[p.shape for p in pieces]}", "equal rows")
-    fields = {key: array(f"{name}/{key}")[()] for key in PER_ROW}
+    fields = {key: array(f"{name}/{key}").read() for key in PER_ROW}
     fields["observations"] = np.concatenate(pieces, axis=-1) if len(pieces) > 1 else pieces[0]
     check_shapes(f"{path}: {name}", fields["observations"], fields["actions"])
     fields["rewards"] = as_column(path, f"{name}/rewards", fields["rewards"])
@@ -164,7 +164,7 @@ def read_minari(path: Path, task: TaskLike | None = None) -> Log:
     episodes: list[dict[str, Array]] = []
     goals: set[bytes] = set()
     with open_hdf5(path) as file:
-        names = [name for name in file.file if name.startswith("episode_")]
+        names = [name for name in names_in(file.file) if name.startswith("episode_")]
         for name in names:
             if re.fullmatch(r"episode_[0-9]{1,18}", name) is None:
                 raise problem(path, name, "has no number in its name", "Minari's groups episode_0, episode_1, ...")
@@ -176,7 +176,7 @@ def read_minari(path: Path, task: TaskLike | None = None) -> Log:
                 episodes.append(episode)
             goal = f"{name}/observations/desired_goal"
             if isinstance(file.file.get(goal), h5py.Dataset):
-                goals.update(row.tobytes() for row in file.array(goal, "numbers")[:1])
+                goals.update(row.tobytes() for row in file.array(goal, "numbers").read()[:1])
     if not episodes:
         raise problem(path, "rewards", "has no rows in any episode", "at least one row")
     widths = {(episode["observations"].shape[1], episode["actions"].shape[1]) for episode in episodes}

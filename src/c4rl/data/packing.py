@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from c4rl.core.buffer import TransitionBuffer
+from c4rl.data.checks import LARGEST, problem
 from c4rl.data.dataset import Dataset
 
 
@@ -24,6 +25,19 @@ class Scaling:
 
     def actions(self, actions: np.ndarray) -> np.ndarray:
         return (actions - self.action_low) / (self.action_high - self.action_low) * 2 - 1
+
+
+def check_scaled(dataset: Dataset, scaling: Scaling) -> None:
+    """Refuse numbers that are too large once they are scaled, before anything is trained on them."""
+    mean, std = scaling.observation_mean.astype(np.float64), scaling.observation_std
+    rewards = np.float64(scaling.reward_scale), scaling.reward_shift
+    for name in ("observations", "next_observations", "rewards"):
+        values = getattr(dataset, name)
+        extremes = np.stack([values.min(axis=0), values.max(axis=0)]).astype(np.float64)
+        scaled = extremes * rewards[0] + rewards[1] if name == "rewards" else (extremes - mean) / std
+        if not (np.abs(scaled) <= LARGEST).all():
+            found = f"is as large as {np.abs(scaled).max():g} once scaled for training"
+            raise problem(dataset.source, name, found, f"at most {LARGEST:g}")
 
 
 def baselines(dataset: Dataset, scaling: Scaling) -> dict[str, float]:

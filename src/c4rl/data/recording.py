@@ -33,8 +33,8 @@ def record(task_name: str, size: int, seed: int, path: str | Path) -> None:
         raise InputError(f"size: found {size}, expected at least 1 and at most {LONGEST:,} transitions")
     if seed < 0:
         raise InputError(f"seed: found {seed}, expected 0 or more")
-    if path.suffix != ".npz":
-        raise InputError(f"{path}: expected a file name that ends in .npz")
+    if path.suffix != ".npz" or not str(path).isprintable():
+        raise InputError(f"{path}: expected a printable file name that ends in .npz")
     if path.exists():
         raise InputError(f"{path} exists already and is not overwritten; choose another name")
     arrays = _transitions(task, size, seed)

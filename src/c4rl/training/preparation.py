@@ -12,7 +12,7 @@ from c4rl.core.errors import InputError
 from c4rl.data.dataset import Dataset
 from c4rl.data.info import describe, observation_statistics
 from c4rl.data.loading import load_for_task
-from c4rl.data.packing import Scaling, baselines
+from c4rl.data.packing import Scaling, baselines, check_scaled
 from c4rl.data.subsets import (
     hold_out,
     row_subset,
@@ -62,6 +62,7 @@ def prepare(config: TrainConfig) -> Preparation:
     train = algorithm_class(config.algorithm).select_rows(config.options, train)
     facts = {"path": str(path), "rows": len(train), "sha256": full.sha256, "file_rows": len(full)}
     scaling = _scaling(config, train, full)
+    check_scaled(full, scaling)
     if task.name == "none":
         facts |= baselines(train if held is None else held, scaling)
     return Preparation(task, train, held, scaling, facts, describe(full)["warnings"])

@@ -27,6 +27,7 @@ class RunDirectory:
         self._metrics: IO[str] | None = None
         self._writers: dict[RunKey, Any] = {}
         self._runs: dict[RunKey, Run] = {}
+        self._rewound: list[dict[str, Any]] | None = None  # lines of an interrupted job, until there is a new one
         self.has_tensorboard = installed("tensorboard")
 
     @property
@@ -70,9 +71,7 @@ class RunDirectory:
         temporary.write_text("".join(json.dumps(record) + "\n" for record in kept))
         os.replace(temporary, path)
         self._metrics = open(path, "a")  # noqa: SIM115 - held until close
-        shutil.rmtree(self.path / "tensorboard", ignore_errors=True)  # rebuilt from metrics.jsonl below
-        for record in kept:
-            self._show(record["update"], key_of(record), record)
+        self._rewound = kept
         return kept
 
     def _acquire(self) -> None:
@@ -91,6 +90,11 @@ class RunDirectory:
         lines = ({"update": update, **self._runs[key].facts, **values} for key, values in per_run.items())
         self._metrics.write("".join(json.dumps(jsonable(line)) + "\n" for line in lines))
         self._metrics.flush()
+        if self._rewound is not None:  # TensorBoard shows what metrics.jsonl holds, and no more
+            shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
+            for record in self._rewound:
+                self._show(record["update"], key_of(record), record)
+            self._rewound = None
         for key, values in per_run.items():
             self._show(update, key, values)
 

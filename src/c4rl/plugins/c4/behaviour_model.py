@@ -87,10 +87,3 @@ class BehaviourModel:
         per_cluster = self.log_prob(states, actions)
         index = cluster.view(-1, *([1] * (per_cluster.dim() - 1))).expand(-1, 1, *per_cluster.shape[2:])
         return per_cluster.gather(1, index).squeeze(1)
-
-    def sample_cluster(self, states: Tensor, normal: Tensor, cluster: Tensor) -> Tensor:
-        """Draws of nu_z(.|s) [R, B, n, a] from standard normals of that shape, for each run's cluster z [R]."""
-        run = torch.arange(cluster.shape[0], device=cluster.device)
-        mean = states @ self.weight[run, cluster] + self.bias[run, cluster].unsqueeze(-2)
-        std = self.log_std[run, cluster].exp()
-        return mean.unsqueeze(-2) + std[:, None, None, :] * normal

@@ -103,10 +103,6 @@ class ClusterSampler:
         """The tables of the last refresh, for a checkpoint."""
         return {"cumulative": self._cumulative, "pool": self._pool, "started": self._started}
 
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        for name, table in self.state().items():
-            table.copy_(state[name])
-
     def _ends(self) -> Tensor:
         """Where each cluster's stretch of the running sum ends, [R, K]."""
         size = self._pool.shape[1]

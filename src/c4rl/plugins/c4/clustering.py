@@ -12,7 +12,7 @@ from c4rl.core.options import Options, PerRunInt, option
 from c4rl.core.random import Streams
 from c4rl.plugins.c4.authors import AuthorsRelease
 from c4rl.plugins.c4.cluster_sampler import ClusterSampler
-from c4rl.plugins.c4.cross_covariance import monitor
+from c4rl.plugins.c4.cross_covariance import within_and_between
 from c4rl.plugins.c4.feature_gradients import Mode
 from c4rl.plugins.c4.gaussian_mixture import CovarianceKind, Failure, Fit, Mixture, fit, kmeans_start
 from c4rl.plugins.c4.principal_directions import Projection, principal_directions
@@ -82,7 +82,7 @@ class Clustering:
         self.failure = torch.zeros(runs, dtype=torch.int64, device=device)
         self.last_index = 0
         self.mixture: Mixture | None = None
-        self.projections: tuple[Projection, Projection] | None = None
+        self.projections: tuple[Projection, ...] = ()  # of g' and of g, where y is projected
         self.memberships: Tensor | None = None  # r_iz that the next fit starts from, [R, P, K]
         self.responsibilities: Tensor | None = None  # those drawn from since the last refresh, [R, P, K]
 
@@ -125,7 +125,7 @@ class Clustering:
         self.tables.refresh(weights, index, failure != 0, self.row_weights())
         self._keep(found.mixture, projections, own)
         self.responsibilities = drawn
-        split = monitor(*(t[:, looked_at] for t in (g_next, g, valid, own)))
+        split = within_and_between(*(t[:, looked_at] for t in (g_next, g, valid, own)))
         return self._report(split, found.mixture, projections)
 
     def _fit(self, y: Tensor, valid: Tensor, streams: Streams, fitted: slice) -> Fit:
@@ -147,8 +147,8 @@ class Clustering:
     @property
     def static_refresh(self) -> bool:
         """Whether every refresh after the first runs the same operations and never waits for the host."""
-        directions = None if self.projections is None else self.projections[0].directions
-        solved_here = directions is None or solved_on_device(directions.shape[1], directions.device)
+        directions = [side.directions for side in self.projections]
+        solved_here = all(solved_on_device(matrix.shape[1], matrix.device) for matrix in directions)
         small = self.mixture is not None and self.mixture.means.shape[2] <= CAPTURED_SIZE
         return self._carries_over and self.config.sampler != "hard" and solved_here and small
 
@@ -159,43 +159,34 @@ class Clustering:
             weights = torch.nn.functional.one_hot(responsibilities.argmax(2), self.clusters).to(responsibilities.dtype)
         return torch.where(mask.unsqueeze(2), weights, 0)
 
-    def _projections(
-        self, g_next: Tensor, g: Tensor, valid: Tensor, mask: Tensor
-    ) -> tuple[Projection, Projection] | None:
+    def _projections(self, g_next: Tensor, g: Tensor, valid: Tensor, mask: Tensor) -> tuple[Projection, ...]:
         count = self.config.directions
         if self.config.mode == "exact" or count is None or count >= g.shape[2]:
-            return None
+            return ()
         return principal_directions(g_next, count, valid), principal_directions(g, count, mask)
 
     @staticmethod
-    def _coordinates(g_next: Tensor, g: Tensor, projections: tuple[Projection, Projection] | None) -> Tensor:
+    def _coordinates(g_next: Tensor, g: Tensor, projections: tuple[Projection, ...]) -> Tensor:
         """y = [g', g] as the mixture sees it, [R, P, D]."""
-        if projections is None:
-            return torch.cat([g_next, g], dim=2)
-        return torch.cat([projections[0](g_next), projections[1](g)], dim=2)
+        return torch.cat([projections[0](g_next), projections[1](g)] if projections else [g_next, g], dim=2)
 
-    def _keep(self, mixture: Mixture, projections: tuple[Projection, Projection] | None, own: Tensor) -> None:
+    def _keep(self, mixture: Mixture, projections: tuple[Projection, ...], own: Tensor) -> None:
         """Take up the fit in place (a captured graph reads these tensors); a failed run's are replaced all the same."""
         if self.mixture is None:
+            self.mixture = Mixture(*map(torch.clone, mixture))
+            self.projections = tuple(Projection(*map(torch.clone, side)) for side in projections)
             self.memberships = own.clone() if self._carries_over else None
-            self.mixture = Mixture(*(t.clone() for t in mixture))
-            if projections is not None:
-                next_side, side = projections
-                self.projections = Projection(*(t.clone() for t in next_side)), Projection(*(t.clone() for t in side))
             return
-        for kept, new in zip(self.mixture, mixture, strict=True):
-            kept.copy_(new)
+        for kept, new in zip((self.mixture, *self.projections), (mixture, *projections), strict=True):
+            for kept_tensor, new_tensor in zip(kept, new, strict=True):
+                kept_tensor.copy_(new_tensor)
         if self.memberships is not None:
             self.memberships.copy_(own)
-        if projections is not None and self.projections is not None:
-            for kept_side, new_side in zip(self.projections, projections, strict=True):
-                for kept, new in zip(kept_side, new_side, strict=True):
-                    kept.copy_(new)
 
     # -- reporting
 
     def _report(
-        self, split: dict[str, Tensor], mixture: Mixture, projections: tuple[Projection, Projection] | None
+        self, split: dict[str, Tensor], mixture: Mixture, projections: tuple[Projection, ...]
     ) -> dict[str, Tensor]:
         weights = self.tables.weights.sort(1, descending=True).values
         if isinstance(self.config.K, Tensor):  # a run of fewer clusters has no such numbers
@@ -203,14 +194,9 @@ class Clustering:
             weights = weights.masked_fill(unused, torch.nan)
         out = {"c4_effective_K": mixture.effective_clusters()}
         out |= {f"c4_cluster_{z}": weights[:, z] for z in range(weights.shape[1])}
-        names = ("within_trace", "between_trace", "within_frobenius", "between_frobenius")
-        out |= {f"c4_{name}": split[name] for name in names}
-        if projections is not None:
-            out |= {
-                "c4_kept_variance_next": projections[0].kept_variance,
-                "c4_kept_variance": projections[1].kept_variance,
-            }
-        return out
+        out |= {f"c4_{name}": value for name, value in split.items()}
+        names = "c4_kept_variance_next", "c4_kept_variance"
+        return out | {name: side.kept_variance for name, side in zip(names, projections, strict=False)}
 
     def failures(self) -> dict[int, tuple[int, str]]:
         out = {}
@@ -225,7 +211,7 @@ class Clustering:
         assert self.mixture is not None
         out = {f"sampler.{name}": tensor for name, tensor in self.tables.state().items()}
         out |= {f"mixture.{name}": tensor for name, tensor in self.mixture._asdict().items()}
-        for side, projection in zip(("next", "now"), self.projections or (), strict=False):
+        for side, projection in zip(("next", "now"), self.projections, strict=False):
             out |= {f"projection.{side}.{name}": tensor for name, tensor in projection._asdict().items()}
         if self.memberships is not None:
             out["memberships"] = self.memberships

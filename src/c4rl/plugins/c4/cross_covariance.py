@@ -168,32 +168,19 @@ def traces(g_next: Tensor, g: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
     return trace_per_feature, products / spread.clamp_min(torch.finfo(g.dtype).tiny)
 
 
-def monitor(g_next: Tensor, g: Tensor, valid: Tensor, responsibilities: Tensor | None = None) -> dict[str, Tensor]:
-    """What the paper watches of C_hat, each [...]: `trace_per_feature` tr C/m, `normalised_trace`
-    tr C / sqrt(tr Sigma' tr Sigma) in [-1, 1] (free of the features' scale), `frobenius` ||C||_F.
-
-    With responsibilities r [..., B, K] (rows sum to 1) also Theorem 2's split C = E_z[C_z] + Cov(mu'_z, mu_z):
-    `within_trace`, `between_trace`, `within_frobenius`, `between_frobenius`, all with the factor n/(n-1) of C_hat,
-    so that the two matrices add up to it. Neither bounds C: the two can cancel.
-    """
-    with torch.no_grad():
-        weight, n = _weights(valid, g)
-        x = (g_next - _mean(g_next, weight, n)) * weight
-        y = (g - _mean(g, weight, n)) * weight
-        C = transposed_product(x, y) / (n - 1).clamp_min(1)
-        spread = (x.square().sum((-2, -1)) * y.square().sum((-2, -1))).sqrt() / (n - 1).clamp_min(1)[..., 0, 0]
-        trace = _trace(C)
-        found = {
-            "trace_per_feature": trace / g.shape[-1],
-            "normalised_trace": trace / spread.clamp_min(torch.finfo(g.dtype).tiny),
-            "frobenius": torch.linalg.matrix_norm(C),
-        }
-        if responsibilities is not None:
-            r = responsibilities * weight
-            mass = r.sum(-2).unsqueeze(-1).clamp_min(torch.finfo(g.dtype).tiny)  # N_z [..., K, 1]
-            # x and y are centred, so r^T x / N_z are the cluster means' offsets from the overall mean
-            between = (r.mT @ x / mass).mT @ (r.mT @ y) / (n - 1).clamp_min(1)
-            for name, matrix in (("within", C - between), ("between", between)):
-                found[f"{name}_trace"] = _trace(matrix)
-                found[f"{name}_frobenius"] = torch.linalg.matrix_norm(matrix)
-        return found
+@torch.no_grad()
+def within_and_between(g_next: Tensor, g: Tensor, valid: Tensor, responsibilities: Tensor) -> dict[str, Tensor]:
+    """Theorem 2's split C = E_z[C_z] + Cov(mu'_z, mu_z) by responsibilities r [..., B, K] (rows sum to 1): the `trace`
+    and the `frobenius` norm of both parts, [...] each. The two matrices add up to C_hat, with its factor n/(n-1).
+    Neither bounds C: the two can cancel."""
+    weight, n = _weights(valid, g)
+    x = (g_next - _mean(g_next, weight, n)) * weight
+    y = (g - _mean(g, weight, n)) * weight
+    r = responsibilities * weight
+    mass = r.sum(-2).unsqueeze(-1).clamp_min(torch.finfo(g.dtype).tiny)  # N_z [..., K, 1]
+    # x and y are centred, so r^T x / N_z are the cluster means' offsets from the overall mean
+    between = (r.mT @ x / mass).mT @ (r.mT @ y) / (n - 1).clamp_min(1)
+    within = transposed_product(x, y) / (n - 1).clamp_min(1) - between
+    parts = {"within": within, "between": between}
+    traces = {f"{name}_trace": _trace(matrix) for name, matrix in parts.items()}
+    return traces | {f"{name}_frobenius": torch.linalg.matrix_norm(matrix) for name, matrix in parts.items()}

@@ -114,7 +114,7 @@ class DivergenceTerm:
         clustering = self.clustering
         assert clustering.mixture is not None
         g = feature_gradients(clustering.config.mode, critic, self.critic_inputs(pairs), slice(1))[:, 0]
-        if clustering.projections is not None:
+        if clustering.projections:
             g = clustering.projections[1](g)
         return clustering.mixture.marginal_log_prob(g)
 

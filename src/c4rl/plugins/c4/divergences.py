@@ -1,8 +1,7 @@
 """Every proximity constraint of the paper's appendix A between a policy pi and a behaviour policy nu, per state.
 
-Two forms: closed ones for diagonal Gaussians (`GAUSSIAN`), and sample ones for everything else (tanh-squashed
-policies, mixtures, deterministic policies) behind `divergence_term`, which is differentiable in the policy through
-its reparametrised actions. Names: 'kl' is KL(pi || nu); 'kl_data' is KL(nu || pi), the behaviour-sample form.
+`divergence_term` works on samples, for tanh-squashed and deterministic policies and for mixtures, and is differentiable
+in the policy through its reparametrised actions. 'kl' is KL(pi || nu); 'kl_data' is KL(nu || pi) from logged actions.
 """
 
 import math
@@ -16,69 +15,6 @@ from torch import Tensor
 from c4rl.core.errors import InputError
 
 Kernel = Literal["gaussian", "laplacian"]
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Diagonal Gaussians P = N(mean_p, std_p^2), Q = N(mean_q, std_q^2): [..., a] -> [...]
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def gaussian_kl(mean_p: Tensor, std_p: Tensor, mean_q: Tensor, std_q: Tensor) -> Tensor:
-    """KL(P || Q)."""
-    ratio, shift = std_p / std_q, (mean_p - mean_q) / std_q
-    return 0.5 * (ratio.square() + shift.square() - 1 - 2 * ratio.log()).sum(-1)
-
-
-def gaussian_renyi(mean_p: Tensor, std_p: Tensor, mean_q: Tensor, std_q: Tensor, alpha: float) -> Tensor:
-    """D_alpha(P || Q), alpha > 0, alpha != 1; infinite where alpha std_q^2 <= (alpha - 1) std_p^2 in a dimension."""
-    check_order(alpha)
-    variance = alpha * std_q.square() + (1 - alpha) * std_p.square()
-    finite = variance > 0
-    safe = torch.where(finite, variance, 1.0)  # keeps the gradient of the finite dimensions free of NaN
-    per_dimension = (std_q / std_p).log() + (std_q.square() / safe).log() / (2 * (alpha - 1))
-    per_dimension = per_dimension + 0.5 * alpha * (mean_p - mean_q).square() / safe
-    return torch.where(finite, per_dimension, math.inf).sum(-1)
-
-
-def gaussian_chi_square(mean_p: Tensor, std_p: Tensor, mean_q: Tensor, std_q: Tensor) -> Tensor:
-    """Pearson's chi^2(P || Q) = exp(D_2(P || Q)) - 1; infinite where std_p^2 >= 2 std_q^2 in a dimension."""
-    order_two = gaussian_renyi(mean_p, std_p, mean_q, std_q, 2.0)
-    finite = order_two.isfinite()  # expm1's gradient at infinity would be NaN
-    return torch.where(finite, torch.expm1(torch.where(finite, order_two, 0.0)), math.inf)
-
-
-def gaussian_w1(mean_p: Tensor, std_p: Tensor, mean_q: Tensor, std_q: Tensor) -> Tensor:
-    """W1(P, Q) for the ground metric |a - b|_1, where it is the sum of the dimensions' own W1.
-
-    In one dimension the quantile coupling is optimal: W1 = E|d + e Z| for d, e the differences of means and stds.
-    std may be 0 (a deterministic policy).
-    """
-    d, e = (mean_p - mean_q).abs(), (std_p - std_q).abs()
-    spread = e.clamp_min(torch.finfo(e.dtype).tiny ** 0.25)
-    folded = spread * math.sqrt(2 / math.pi) * torch.exp(-0.5 * (d / spread).square())
-    return (folded + d * torch.erf(d / (spread * math.sqrt(2)))).sum(-1)
-
-
-def gaussian_mse(mean_p: Tensor, std_p: Tensor, mean_q: Tensor, std_q: Tensor) -> Tensor:
-    """Parameter-space MSE, the mean over dimensions of (difference of means)^2 + (difference of stds)^2.
-
-    On means and standard deviations the mixture bound holds; on variances or log stds it does not
-    (theory/mixture_bound.py).
-    """
-    return ((mean_p - mean_q).square() + (std_p - std_q).square()).mean(-1)
-
-
-GAUSSIAN: dict[str, Callable[..., Tensor]] = {
-    "kl": gaussian_kl,
-    "kl_data": lambda mean_p, std_p, mean_q, std_q: gaussian_kl(mean_q, std_q, mean_p, std_p),
-    "renyi": gaussian_renyi,
-    "chi_square": gaussian_chi_square,
-    "w1": gaussian_w1,
-    "mse": gaussian_mse,
-}
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Samples
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def w1_from_samples(x: Tensor, y: Tensor) -> Tensor:
@@ -123,16 +59,11 @@ class PolicySamples:
 
 @dataclass(frozen=True)
 class BehaviourSamples:
-    """nu at each state. data_actions [R, B, a]; log_prob maps actions [R, B, n, a] to log nu(a|s) [R, B, n], of the
-    mixture or of one cluster (behaviour_model.py); samples [R, B, k, a] of nu where a model can draw them."""
+    """nu at each state. data_actions [R, B, a], its one sample there; log_prob maps actions [R, B, n, a] to log nu(a|s)
+    [R, B, n], of the mixture or of one cluster (behaviour_model.py)."""
 
     data_actions: Tensor
     log_prob: Callable[[Tensor], Tensor] | None = None
-    samples: Tensor | None = None
-
-    def drawn(self) -> Tensor:
-        """Samples of nu [R, B, k, a]; failing a model's, the one that the dataset holds."""
-        return self.data_actions.unsqueeze(-2) if self.samples is None else self.samples
 
 
 def _log_mean_exp(x: Tensor) -> Tensor:
@@ -169,15 +100,7 @@ def check_order(alpha: float) -> None:
         raise InputError(f"divergence 'renyi': alpha is {alpha}, expected a positive number other than 1 (1 is 'kl')")
 
 
-def divergence_term(
-    name: str,
-    policy: PolicySamples,
-    behaviour: BehaviourSamples,
-    *,
-    alpha: float = 0.5,
-    kernel: Kernel = "gaussian",
-    bandwidth: float = 1.0,
-) -> Tensor:
+def divergence_term(name: str, policy: PolicySamples, behaviour: BehaviourSamples, alpha: float = 0.5) -> Tensor:
     """D(pi(.|s), nu(.|s)) per state, [R, B], as a term to be minimised by the actor.
 
     'kl'          mean_n [log pi(a) - log nu(a)], a ~ pi.
@@ -186,18 +109,18 @@ def divergence_term(
     'chi_square'  mean_n pi/nu - 1. Overflows far from the data; 'renyi' with alpha = 2 is log(1 + chi^2) and does not.
     'jsd'         in [0, log 2] in expectation; nu's sample is the dataset's action.
     'w1'          ground metric |a - b|_1, per dimension (`w1_from_samples`).   'mse'  mean_n |a - a_data|^2 / dim.
-    'mmd'         MMD^2 with the given kernel; a stochastic policy needs n >= 2.
+    'mmd'         MMD^2 with the Gaussian kernel of width 1; a stochastic policy needs n >= 2.
     """
     check_divergence(name, deterministic=policy.log_prob is None)
-    actions = policy.actions
+    actions, logged = policy.actions, behaviour.data_actions.unsqueeze(-2)
     if name == "mse":
-        return (actions - behaviour.data_actions.unsqueeze(-2)).square().mean((-2, -1))
+        return (actions - logged).square().mean((-2, -1))
     if name == "w1":
-        return w1_from_samples(actions, behaviour.drawn())
+        return w1_from_samples(actions, logged)
     if name in SEVERAL and policy.log_prob is not None and actions.shape[-2] < 2:
         raise InputError(f"divergence '{name}': found 1 action per state of a stochastic policy, expected at least 2")
     if name == "mmd":
-        return mmd_squared(actions, behaviour.drawn(), kernel, bandwidth)
+        return mmd_squared(actions, logged)
     if name in ("kl_data", "jsd") and policy.log_prob_data is None:
         raise InputError(
             f"divergence '{name}': log_prob_data is missing, expected log pi(a|s) of the dataset's actions"
@@ -211,7 +134,7 @@ def divergence_term(
     nu = behaviour.log_prob(actions)
     if name == "jsd":
         assert policy.log_prob_data is not None
-        nu_data = behaviour.log_prob(behaviour.data_actions.unsqueeze(-2)).squeeze(-1)
+        nu_data = behaviour.log_prob(logged).squeeze(-1)
         return _jsd(policy.log_prob, nu, policy.log_prob_data, nu_data)
     log_ratio = policy.log_prob - nu
     if name == "kl":

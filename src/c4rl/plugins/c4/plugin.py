@@ -108,7 +108,7 @@ class C4(Plugin):
         return self.clustering if self.config.sampler != "uniform" else None
 
     def actor_sampler(self) -> Sampler | None:
-        return self.buffer.sampler() if self.config.actor_rows == "uniform" else None
+        return self.buffer.sampler("c4/actor_rows") if self.config.actor_rows == "uniform" else None
 
     # -- and λR of C = Cov_B(g', g) in each critic's loss.
 
