@@ -29,7 +29,7 @@ class Hdf5Array:
         return self.shape[0]
 
     def blocks(self) -> Iterator[tuple[tuple[slice, ...], Array]]:
-        """Every stored number, some at a time: where they belong in the array, and they."""
+        """All stored numbers, block by block: (place in the array, numbers)."""
         if self._values.chunks is None:
             rest = tuple(slice(0, side) for side in self.shape[1:])
             yield from (((rows, *rest), self._values[rows]) for rows in row_blocks(len(self)))
@@ -75,7 +75,7 @@ class Hdf5Array:
     def read(self, dtype: type | None = None, width: int | None = None) -> Array:
         """All numbers, as this type if one is given, or the first `width` columns of them."""
         shape = self.shape if width is None else (self.shape[0], width)
-        with np.errstate(over="ignore"):  # becomes inf, which is refused by name
+        with np.errstate(over="ignore"):  # an overflow becomes inf, which `check_finite` refuses
             result = np.full(shape, self._values.fillvalue, "i1" if self.dtype == bool else dtype or self.dtype)
             for where, block in self.blocks():
                 target = result[where]
