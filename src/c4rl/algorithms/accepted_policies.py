@@ -66,7 +66,7 @@ class AcceptedPolicies(Algorithm):
         scores = scores.to(self._best.dtype)
         if stage == CLONING:
             self._keep_better(scores, self.old_actor, self.actor)
-            if update == self.stages[CLONING].updates:  # go on from the best clone
+            if update == self.stages[CLONING].updates:  # continue from the best clone
                 self.optimizers["old_actor"].flat.copy_(self.optimizers["actor"].flat)
         else:
             self._judge(scores)

@@ -28,7 +28,7 @@ class TanhGaussian(NamedTuple):
         return sample_tanh_gaussian(self.mean, self.log_std, noise)
 
     def log_prob(self, actions: Tensor) -> Tensor:
-        """Of given actions [R, B, a] in [-1, 1] -> [R, B]."""
+        """Log-probability of actions [R, B, a] in [-1, 1] -> [R, B]."""
         u = torch.atanh(actions.clamp(-1 + ATANH_MARGIN, 1 - ATANH_MARGIN))
         normalised = (u - self.mean) * (-self.log_std).exp()
         log_normal = -0.5 * normalised.square() - self.log_std - 0.5 * math.log(2 * math.pi)

@@ -83,7 +83,7 @@ class TrainConfig(Options):
     eval_seed: int = option(10_000, at_least=0, at_most=MOST_SEED)
     """Episode e is reset with seed eval_seed + e, the same for every run and evaluation."""
     eval_in_background: Literal["auto", "yes", "no"] = "auto"
-    """Whether training goes on while policies are evaluated; auto: on a GPU, since a CPU's cores would be shared."""
+    """Whether training continues while policies are evaluated; auto: on a GPU, since a CPU's cores would be shared."""
     hold_out: float = option(0.1, at_least=0, below=1)
     """With --task none: share of the trajectories (of one long log: its end) kept for the held-out report; 0: none."""
     log_every: int = option(500, at_least=1, at_most=MOST)
@@ -102,7 +102,7 @@ class TrainConfig(Options):
     fused_kernels: bool = True
     """On a GPU: use this package's Triton kernels where they apply, PyTorch's own otherwise."""
     precision: str = option("fp32", choices=OFFERED)
-    """Of matrix products on a GPU; bf16x3 is faster if they are large. No other mode has been shown to be harmless
+    """Matrix products on a GPU; bf16x3 is faster if they are large. No other mode has been shown to be harmless
     (benchmarks/speed.md)."""
     monitor: bool = False
     """Log the cross-covariance diagnostics, whatever the plug-ins."""

@@ -36,7 +36,7 @@ class Snapshot:
         return cls(tuple(runs), copies, taken, unpadded)
 
     def run_states(self) -> dict[Any, RunState]:
-        """Per run, on the CPU. May be called in any thread: training on the GPU goes on meanwhile."""
+        """Per run, on the CPU. May be called in any thread while training on the GPU continues."""
         host, unpadded = self._on_host(), self.unpadded or _whole
         return {
             run: {name: unpadded(name, tensor[i], i) if tensor.dim() else tensor for name, tensor in host.items()}

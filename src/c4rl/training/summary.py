@@ -78,7 +78,7 @@ def _one_or_all(values: list[Any]) -> Any:
 def _group(
     config: TrainConfig, runs: Sequence[Run], task: Task, last: dict[RunKey, Record], best: dict[RunKey, Record]
 ) -> dict[str, Any]:
-    """Runs that differ by their seeds alone."""
+    """Runs that differ only by seed."""
     first, final = runs[0], [last[run.key] for run in runs]
     return {
         "name": first.group,

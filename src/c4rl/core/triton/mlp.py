@@ -172,7 +172,7 @@ class _StackedMLP(torch.autograd.Function):
         weights, biases, gains, shifts = Layers.of(gradients, depth) if trains else Layers((), (), (), ())
 
         def keep(layer: int, source: Tensor, dz: Tensor, sums: Tensor | None) -> None:
-            """A layer's gradients, while the chain of dz goes on; sums: of dz, over the rows of each tile."""
+            """Compute a layer's gradients on the side stream; sums: of dz, over the rows of each tile."""
             if trains:
                 held.extend([dz, sums])
                 aside.wait_stream(main)
@@ -196,7 +196,7 @@ class _StackedMLP(torch.autograd.Function):
             return norm_relu_gradient(dy, *own, *outs)
 
         def slope(layer: int) -> tuple[Tensor | None, Tensor | None]:
-            """Of hidden layer `layer`, without LayerNorm: a mask, or factors (of 0 where they left a unit out)."""
+            """The slope of hidden layer `layer`, without LayerNorm: a mask, or factors (0 for dropped units)."""
             if factors:
                 return None, torch.where(high(hidden[layer]) > 0, factors[layer], 0)
             return None if norms else hidden[layer], None

@@ -80,7 +80,7 @@ def _domain(task: str) -> str:
 
 
 def _paper(algorithm: str, task: str) -> Preset:
-    """For any algorithm with a critic; one that is neither CQL nor TD3+BC takes its own publication's settings, as the
+    """For any algorithm with a critic. All but CQL and TD3+BC take their own publication's settings, because the
     paper gives none. Domains that nobody tuned take locomotion's."""
     domain = _domain(task)
     training = _SETTINGS["paper training"] | _SETTINGS.get(f"paper {algorithm} training {domain}", {})
