@@ -1,4 +1,4 @@
-"""Every algorithm on eight locomotion sets of about 10,000 rows, beside the C4 paper's numbers (docs/locomotion.md).
+"""Every algorithm on eight locomotion sets of about 10,000 rows, next to the C4 paper's numbers (docs/locomotion.md).
 
     python benchmarks/locomotion_table.py --data DIR --output DIR --minutes 9
     python benchmarks/locomotion_table.py --collect DIR

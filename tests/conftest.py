@@ -10,7 +10,7 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 @pytest.fixture(scope="session")
 def shared() -> Callable[[str], Path]:
-    """Real files kept beside the checkout: their path, or a skip that says what is missing."""
+    """Real files in a folder next to the checkout: their path, or a skip that says what is missing."""
 
     def find(name: str) -> Path:
         path = SHARED / name

@@ -89,7 +89,7 @@ def test_each_of_its_options_changes_what_it_does() -> None:
     net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)).double()
     x = torch.randn(300, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
-    def told(**changes: Any) -> list[float]:
+    def five_updates(**changes: Any) -> list[float]:
         """Rows and penalties of five updates, with a critic that moves between them."""
         critic = copy.deepcopy(net)
         settings: dict[str, Any] = {"K": 2, "period": 2, "directions": 4, "lambda_": 0.1}
@@ -121,9 +121,13 @@ def test_each_of_its_options_changes_what_it_does() -> None:
         "scale": "per_feature",
     }
     assert set(changes) == {field.name for field in dataclasses.fields(C4AnywhereConfig)}
-    plain, automatic = told(), told(lambda_="auto")
+    plain, automatic = five_updates(), five_updates(lambda_="auto")
     for name, value in changes.items():
-        found = told(lambda_="auto", lambda_fraction=value) if name == "lambda_fraction" else told(**{name: value})
+        found = (
+            five_updates(lambda_="auto", lambda_fraction=value)
+            if name == "lambda_fraction"
+            else five_updates(**{name: value})
+        )
         assert found != (automatic if name == "lambda_fraction" else plain), name
 
 

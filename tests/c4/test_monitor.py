@@ -1,4 +1,4 @@
-"""What the cross-covariance monitor reports, beside C4 and without it."""
+"""What the cross-covariance monitor reports, with C4 and without it."""
 
 from typing import Any
 

@@ -105,8 +105,8 @@ class TestEveryPreset:
         for task in TASKS:
             config = config_of(name, task=task)
             assert from_json(to_json(config), "here") == config
-            _, *parts = preset(name, "cql", task)
-            assert all(setting.source for part in parts for setting in part.values())
+            _, *tables = preset(name, "cql", task)
+            assert all(setting.source for table in tables for setting in table.values())
 
 
 def test_a_job_forgets_the_preset_whose_values_it_drops(data: Path, tmp_path: Path) -> None:

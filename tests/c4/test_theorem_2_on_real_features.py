@@ -30,7 +30,7 @@ class Clustered(NamedTuple):
     g: Tensor
     soft: Tensor
 
-    def parts(self, labels: str) -> TotalCovariance:
+    def decomposed(self, labels: str) -> TotalCovariance:
         responsibilities = self.soft
         if labels == "hard":
             responsibilities = torch.nn.functional.one_hot(self.soft.argmax(1), K).double()
@@ -69,24 +69,24 @@ labels_of_both_kinds = pytest.mark.parametrize("labels", ["soft", "hard"])
 
 @labels_of_both_kinds
 def test_the_covariance_is_within_plus_between(clustered: Clustered, labels: str) -> None:
-    """Beside the definitions term by term: C as the covariance of all rows, by another route."""
-    parts = clustered.parts(labels)
-    scale = torch.linalg.matrix_norm(parts.C)
-    assert torch.linalg.matrix_norm(parts.C - parts.within - parts.between) < 1e-10 * scale
+    """C term by term by the definitions, and as the covariance of all rows."""
+    decomposed = clustered.decomposed(labels)
+    scale = torch.linalg.matrix_norm(decomposed.C)
+    assert torch.linalg.matrix_norm(decomposed.C - decomposed.within - decomposed.between) < 1e-10 * scale
     m = clustered.g.shape[1]
     joint = torch.cov(torch.cat([clustered.g_next, clustered.g], 1).T, correction=0)
-    assert torch.linalg.matrix_norm(parts.C - joint[:m, m:]) < 1e-10 * scale
+    assert torch.linalg.matrix_norm(decomposed.C - joint[:m, m:]) < 1e-10 * scale
     # neither part is negligible here, or the identity would say nothing
-    assert min(torch.linalg.matrix_norm(x) for x in (parts.within, parts.between)) > 0.05 * scale
+    assert min(torch.linalg.matrix_norm(x) for x in (decomposed.within, decomposed.between)) > 0.05 * scale
 
 
 @labels_of_both_kinds
 def test_the_trace_bound_holds_link_by_link_and_is_lower_inside_clusters(clustered: Clustered, labels: str) -> None:
-    parts, m = clustered.parts(labels), clustered.g.shape[1]
+    decomposed, m = clustered.decomposed(labels), clustered.g.shape[1]
     generator = torch.Generator().manual_seed(0)
     caps = []
     for z in range(K):
-        C_z, Sigma_next, Sigma = parts.C_z[z], parts.Sigma_next_z[z], parts.Sigma_z[z]
+        C_z, Sigma_next, Sigma = decomposed.C_z[z], decomposed.Sigma_next_z[z], decomposed.Sigma_z[z]
         U, _, Vh = torch.linalg.svd(C_z)
         directions = [(U[:, 0], Vh[0])]  # the worst case, where the first link is an equality
         for _ in range(20):
@@ -100,14 +100,14 @@ def test_the_trace_bound_holds_link_by_link_and_is_lower_inside_clusters(cluster
         caps.append(worst[-1])
     whole = torch.cov(torch.cat([clustered.g_next, clustered.g], 1).T, correction=0)
     unclustered = (whole[:m, :m].trace() * whole[m:, m:].trace()).sqrt()
-    assert parts.p @ torch.stack(caps) < unclustered
+    assert decomposed.p @ torch.stack(caps) < unclustered
 
 
 @labels_of_both_kinds
 def test_the_alignment_lemma_holds_for_every_cluster(clustered: Clustered, labels: str) -> None:
-    parts, m = clustered.parts(labels), clustered.g.shape[1]
+    decomposed, m = clustered.decomposed(labels), clustered.g.shape[1]
     generator = torch.Generator().manual_seed(1)
-    for C_z in [*parts.C_z, parts.C]:
+    for C_z in [*decomposed.C_z, decomposed.C]:
         U, S, Vh = torch.linalg.svd(C_z)
         assert alignment_lower_bound(C_z, U[:, 0], Vh[0]) == pytest.approx(S[0].item(), rel=1e-9)
         for noise in (0.1, 1.0, 10.0):

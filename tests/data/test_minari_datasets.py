@@ -86,8 +86,8 @@ def test_maze_dictionaries_become_d4rl_vectors(write: Write) -> None:
     goals = {"achieved_goal": box(2), "desired_goal": box(2)}
     episodes = write(gym.spaces.Dict({"observation": box(105), **goals}))
     data = load_dataset("minari:made/up-v0")
-    parts = episodes[0]["observations"]
-    expected = np.concatenate([parts["achieved_goal"], parts["observation"][:, :27]], axis=1)
+    observations = episodes[0]["observations"]
+    expected = np.concatenate([observations["achieved_goal"], observations["observation"][:, :27]], axis=1)
     assert data.observation_dim == 29 and np.array_equal(data.observations[:3], np.float32(expected[:-1]))
     assert "achieved_goal + observation[:27]" in data.notes[0] and "3 values" in data.notes[1]
 

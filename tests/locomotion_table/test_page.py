@@ -1,4 +1,4 @@
-"""What finished jobs leave in the results, and what the page says about them beside the paper."""
+"""Finished jobs are collected into the results, and the page compares them with the paper."""
 
 import json
 import re

@@ -211,7 +211,7 @@ def test_good_states_follow_the_runs_that_train_and_keep_the_others() -> None:
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU on this machine")
 
 
-def gpu_lane(seeds: tuple[int, ...]) -> Launch:
+def gpu_launch(seeds: tuple[int, ...]) -> Launch:
     gpu, data = torch.device("cuda"), small_dataset(600)
     config = small_config("cql", ("c4",), seeds, hidden_width=256, plugin_options=(C4Config(K=3, period=1000),))
     return Launch(config, list(seeds), pack_datasets([(data, plain_scaling(data))], gpu), gpu)
@@ -219,7 +219,7 @@ def gpu_lane(seeds: tuple[int, ...]) -> Launch:
 
 @on_a_gpu
 def test_snapshots_leave_the_gpu_while_graphs_are_captured_and_replayed() -> None:
-    launch, other = gpu_lane((0, 1, 2)), gpu_lane((3, 4))
+    launch, other = gpu_launch((0, 1, 2)), gpu_launch((3, 4))
     advance(launch, 10)
     good = GoodStates().advanced(10, [launch])
     expected = {run: {n: t.clone() for n, t in state.items()} for run, state in launch.run_states().items()}
@@ -245,7 +245,7 @@ def test_snapshots_leave_the_gpu_while_graphs_are_captured_and_replayed() -> Non
 
 @on_a_gpu
 def test_taking_a_snapshot_does_not_wait_for_the_gpu() -> None:
-    launch = advance(gpu_lane((0, 1)), 10)
+    launch = advance(gpu_launch((0, 1)), 10)
     torch.cuda.set_sync_debug_mode("error")
     try:
         GoodStates().advanced(10, [launch]).advanced(10, [launch])

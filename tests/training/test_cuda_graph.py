@@ -14,7 +14,7 @@ from tests.helpers import advance, plain_scaling, small_config, small_dataset
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU on this machine")
 
 
-def lane_on_gpu(config: TrainConfig, dtype: torch.dtype = torch.float32) -> Launch:
+def launch_on_gpu(config: TrainConfig, dtype: torch.dtype = torch.float32) -> Launch:
     gpu, data = torch.device("cuda"), small_dataset(600)
     return Launch(config, list(config.seeds), pack_datasets([(data, plain_scaling(data))], gpu, dtype), gpu, dtype)
 
@@ -23,7 +23,7 @@ def lane_on_gpu(config: TrainConfig, dtype: torch.dtype = torch.float32) -> Laun
 def test_graph_and_eager_updates_are_bit_equal(algorithm, plugins) -> None:
     states = []
     for graph in (True, False):
-        launch = advance(lane_on_gpu(config_of(algorithm, plugins, seeds=(0, 1), cuda_graph=graph)), 300)
+        launch = advance(launch_on_gpu(config_of(algorithm, plugins, seeds=(0, 1), cuda_graph=graph)), 300)
         assert (launch._graphed is not None) == graph
         assert not launch.failures()
         states.append(launch.run_states())
@@ -36,7 +36,7 @@ def test_products_in_parts_are_the_same_in_a_graph() -> None:
     """In networks wide enough for them."""
     wide = {"hidden_width": 128, "batch_size": 256, "plugin_options": (C4Config(K=2, period=50),)}
     states = [
-        advance(lane_on_gpu(small_config("cql", ("c4",), (0, 1), **wide, **values)), 100).run_states()[1]
+        advance(launch_on_gpu(small_config("cql", ("c4",), (0, 1), **wide, **values)), 100).run_states()[1]
         for values in ({"precision": "bf16x3"}, {"precision": "bf16x3", "cuda_graph": False}, {"precision": "fp32"})
     ]
     assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
@@ -54,7 +54,7 @@ def test_fused_kernels_follow_the_plain_ones(algorithm: str, plugins: tuple[str,
         pytest.skip("no critic to plug into")
     options = (C4Config(K=2, period=1000, sampler="uniform"),) if plugins else ()
     launches = [
-        lane_on_gpu(small_config(algorithm, plugins, plugin_options=options, fused_kernels=fused))
+        launch_on_gpu(small_config(algorithm, plugins, plugin_options=options, fused_kernels=fused))
         for fused in (True, False)
     ]
     start = {name: optimizer.flat.clone() for name, optimizer in launches[0].algorithm.optimizers.items()}
@@ -70,7 +70,7 @@ def test_fused_kernels_follow_the_plain_ones(algorithm: str, plugins: tuple[str,
 def test_a_run_in_a_graphed_stack_equals_the_same_run_alone(algorithm: str) -> None:
     options = (C4Config(K=3, period=50, directions=4),)
     stacked, alone = (
-        advance(lane_on_gpu(small_config(algorithm, ("c4",), seeds, plugin_options=options), torch.float64), 300)
+        advance(launch_on_gpu(small_config(algorithm, ("c4",), seeds, plugin_options=options), torch.float64), 300)
         for seeds in ((4, 2, 7), (2,))
     )
     for name, tensor in alone.run_states()[2].items():
@@ -78,7 +78,7 @@ def test_a_run_in_a_graphed_stack_equals_the_same_run_alone(algorithm: str) -> N
 
 
 def test_an_update_never_waits_for_the_host() -> None:
-    launch = lane_on_gpu(small_config("cql", ("c4",), cuda_graph=False, plugin_options=(C4Config(K=3, period=1000),)))
+    launch = launch_on_gpu(small_config("cql", ("c4",), cuda_graph=False, plugin_options=(C4Config(K=3, period=1000),)))
     advance(launch, 2)
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -101,7 +101,7 @@ def test_a_preset_gives_each_dataset_its_own_options() -> None:
         "reconstruction_weight=1.0,1.0,1.5",
         "cloning_weight=0.4,4.0,0.5",
     )
-    assert given.by_dataset == published.by_dataset[1:] and given.options.discount == 0.9, "flags beside a preset win"
+    assert given.by_dataset == published.by_dataset[1:] and given.options.discount == 0.9, "flags override a preset"
     assert from_json(to_json(published), "here") == published
 
 

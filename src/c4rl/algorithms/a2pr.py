@@ -68,7 +68,7 @@ class ConditionalVAE(nn.Module):
         self.decoder = StackedMLP(stack, f"{name}.decoder", (s + self.latent_dim, width, width, a))
 
     def forward(self, observations: Tensor, actions: Tensor, noise: Tensor, frozen: bool = False) -> Reconstruction:
-        """Encode, draw z with standard normal noise [R, B, 2a], decode. frozen: as of a Critic."""
+        """Encode, draw z with standard normal noise [R, B, 2a], decode. frozen: as for a Critic."""
         latent = self.encoder(torch.cat([observations, actions], dim=2), frozen=frozen)
         mean, log_std = latent.split(self.latent_dim, dim=2)
         log_std = log_std.clamp(LOG_STD_MINIMUM, LOG_STD_MAXIMUM)

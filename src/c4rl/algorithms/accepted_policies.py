@@ -18,7 +18,7 @@ CLONE_JUDGED_EVERY = 2000  # updates of the cloning stage, by online_best
 
 
 class AcceptedPolicies(Algorithm):
-    """Both policies, and which of them is the better one by the rule of --acceptance."""
+    """Both policies, and the rule of --acceptance that decides between them."""
 
     actor: TanhHeadGaussianPolicy
 
@@ -28,21 +28,21 @@ class AcceptedPolicies(Algorithm):
         # while cloning, under online_best, π is the best clone so far
         self.actor = self.learner("actor", deepcopy(clone), config.actor_lr, clip_norm=0.5)
         self.old_actor = self.learner("old_actor", clone, config.actor_lr)
-        # what π has to beat; the lowest finite number, as an infinite one would count as a failed run
+        # what π has to beat; the lowest finite number, because infinity would count as a failed run
         self._best = self.kept("best", value=torch.finfo(stack.dtype).min)
         self.accepted, self._acceptances = self.kept("accepted"), self.kept("acceptances")
         self._shows_new = torch.zeros((), dtype=torch.bool, device=stack.device)  # π is evaluated, not π_old
 
     @abstractmethod
     def expected_q(self, policy: TanhHeadGaussianPolicy) -> Tensor:
-        """The critic's opinion of a policy, [R]."""
+        """The critic's mean value of a policy, [R]."""
 
     def judge_improvement(self) -> None:
         """After each improvement update."""
         if self.config.acceptance == "offline_q":
             self._judge(self.expected_q(self.actor))
         else:
-            self._shows_new.fill_(True)  # to stay (never), or until the simulator's verdict
+            self._shows_new.fill_(True)  # for good (never), or until the simulator's score is known
 
     def after_update(self, step: int) -> Metrics:
         stage, update = self.stage_at(step)
@@ -51,7 +51,7 @@ class AcceptedPolicies(Algorithm):
         if stage == CLONING and self.config.acceptance != "online_best":
             self.optimizers["actor"].flat.copy_(self.optimizers["old_actor"].flat)
             self._best.copy_(self.expected_q(self.old_actor))
-        if stage == IMPROVEMENT:  # under online_best the last update's verdict is still to come
+        if stage == IMPROVEMENT:  # under online_best the last update's score is still to come
             return {f"acceptances_{self.config.acceptance}": self._acceptances}
         return {}
 
@@ -66,7 +66,7 @@ class AcceptedPolicies(Algorithm):
         scores = scores.to(self._best.dtype)
         if stage == CLONING:
             self._keep_better(scores, self.old_actor, self.actor)
-            if update == self.stages[CLONING].updates:  # go on from the best clone
+            if update == self.stages[CLONING].updates:  # continue from the best clone
                 self.optimizers["old_actor"].flat.copy_(self.optimizers["actor"].flat)
         else:
             self._judge(scores)
@@ -87,7 +87,7 @@ class AcceptedPolicies(Algorithm):
 
     @property
     def shown(self) -> TanhHeadGaussianPolicy:
-        """π_old, or π where none is accepted (never) or where its verdict is due (online_best)."""
+        """π_old; with never, or while the simulator's score is pending (online_best), π."""
         return self.actor if bool(self._shows_new) else self.old_actor
 
     def evaluated_policy(self) -> EvaluatedPolicy:

@@ -1,4 +1,4 @@
-"""What every algorithm is: typed options, one `update` that reads as pseudocode, and a policy."""
+"""The base class of all algorithms: typed options, an `update` that reads as pseudocode, and a policy."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
@@ -30,7 +30,7 @@ class Stage(NamedTuple):
     updates: int
     batch_size: int
     plugged: bool = True  # plug-ins choose the rows, add their terms and are refreshed
-    evaluated: bool = True  # there is a policy worth looking at
+    evaluated: bool = True  # there is a policy worth evaluating
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,14 @@ class CriticConfig(AlgorithmConfig):
 
 
 class Algorithm(ABC):
-    """R runs of one algorithm. Subclasses register their networks, say how one update goes and which policy counts."""
+    """R runs of one algorithm. Subclasses register networks, define one update and choose the policy to evaluate."""
 
     config_type: ClassVar[type[AlgorithmConfig]]
     has_critic: ClassVar[bool] = True
     has_density: ClassVar[bool] = True  # whether the policy is a distribution with log-probabilities
     has_actor_term: ClassVar[bool] = True  # whether plug-ins may add to the actor's loss
-    runs_together_on_cpu: ClassVar[int] = 8  # as many runs as one launch serves best there
-    remembered: ClassVar[tuple[str, ...]] = ()  # metrics that not every update has: `last` keeps them in between
+    runs_together_on_cpu: ClassVar[int] = 8  # the number of runs per launch that is fastest there
+    remembered: ClassVar[tuple[str, ...]] = ()  # metrics that only some updates have; `last` keeps them in between
     actor: Policy
 
     def __init__(self, config: Any, stack: Stack, streams: Streams, plugins: Plugins) -> None:
@@ -92,7 +92,7 @@ class Algorithm(ABC):
         return network
 
     def learner_with_target(self, name: str, network: Network, lr: PerRun, tau: PerRun) -> tuple[Network, Network]:
-        """The same with a target that `move_targets` moves; the network and its target."""
+        """The same with a target that `move_targets` moves. Returns the network and its target."""
         target = deepcopy(network)
         self.learner(name, network, lr)
         self._polyak.append(Polyak(self.optimizers[name], target, tau))
@@ -115,7 +115,7 @@ class Algorithm(ABC):
             self.last[name].copy_(value.detach())
 
     def state(self) -> dict[str, Tensor]:
-        """Every tensor that training changes, live."""
+        """All tensors that training changes; not copies."""
         out = module_state(self.networks)
         for name, optimizer in self.optimizers.items():
             out |= {f"optimizer.{name}/{key}": tensor for key, tensor in optimizer.state().items()}
@@ -134,7 +134,7 @@ class Algorithm(ABC):
 
     @classmethod
     def select_rows(cls, config: Any, dataset: Dataset) -> Dataset:
-        """The rows to train on, by options that choose them."""
+        """The rows to train on, for algorithms whose options choose rows."""
         return dataset
 
     @classmethod
@@ -144,26 +144,26 @@ class Algorithm(ABC):
 
     @classmethod
     def launch_key(cls, config: Any, rows: int, data: int) -> Hashable:
-        """Of a run on dataset number `data` of the job, of this many rows: runs of equal keys may share a launch.
+        """Runs with equal keys may share a launch. data: number of the run's dataset, which has this many rows.
 
-        An algorithm that looks at more than batches says itself how far its datasets may differ.
+        An algorithm that reads more than batches overrides this if runs on different datasets may share a launch.
         """
         return data if cls.attach is not Algorithm.attach else 0
 
     def attach(self, buffer: TransitionBuffer) -> None:
-        """Called once, before the first update, for algorithms that look at more than batches."""
+        """Called once before the first update, for algorithms that read more than batches."""
 
     # -- training
 
     @abstractmethod
     def update(self, batch: Batch, step: int, actor_batch: Batch) -> Metrics:
-        """Update number `step` (from 1): of critics and what serves them on `batch`, of the actor and what serves it on
-        `actor_batch`, the same object unless a plug-in draws the actor's rows. Metrics may carry a graph."""
+        """Update number `step` (from 1). Critics and values train on `batch`, the actor and its helpers on
+        `actor_batch`, which is the same object unless a plug-in draws the actor's rows. Metrics may carry a graph."""
 
     def after_update(self, step: int) -> Metrics:
-        """After update `step` and outside of any captured graph: what a stage's end or a period calls for.
+        """Work after update `step`, outside any captured graph: at the end of a stage, or once per period.
 
-        Writes in place into tensors of `state()`. Returns what is to be logged.
+        Writes in place into tensors of `state()`. Returns metrics to log.
         """
         return {}
 
@@ -180,11 +180,11 @@ class Algorithm(ABC):
         return self.stage_at(step)[0]
 
     def asks_environment(self, step: int) -> bool:
-        """Whether update `step` is followed by episodes in the simulator whose scores the algorithm decides by."""
+        """Whether the algorithm needs its policies' simulator scores after update `step`."""
         return False
 
     def receive_scores(self, scores: Tensor) -> None:
-        """The mean score of every run's policy [R], where `asks_environment`."""
+        """Takes the mean score of every run's policy [R] after `asks_environment`."""
 
     def critic_penalty(self, batch: Batch, output: CriticOutput, backup: Tensor, td_loss: Tensor) -> Tensor | float:
         """What plug-ins add to the critics' losses [R, M]; see `CriticStep`."""
@@ -192,12 +192,12 @@ class Algorithm(ABC):
         return self.plugins.critic_penalty(CriticStep(batch, *self.critics, output, backup, td_loss))
 
     def critic_step(self, batch: Batch, output: CriticOutput, backup: Tensor, td_loss: Tensor) -> Metrics:
-        """One step of the critics on their TD loss [R, M] and what plug-ins add; what to log of it."""
+        """One step of the critics on their TD loss [R, M] and what plug-ins add. Returns metrics to log."""
         self.optimizers["critic"].step(td_loss + self.critic_penalty(batch, output, backup, td_loss))
         return {"critic_loss": td_loss.sum(1), "q": output.q.mean((1, 2))}
 
     def drawn_actions(self, policy: TanhGaussian, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """Actions [R, B, a] and their log-probability [R, B] for plug-ins; the mean alone where none looks."""
+        """Actions [R, B, a] and their log-probability [R, B] for plug-ins; only the mean if none uses them."""
         if not self.plugins.have_actor_term:
             return policy.mean, None
         return policy.sample(self.streams.normal("actor_action", *batch.actions.shape[1:]))
@@ -217,12 +217,12 @@ class Algorithm(ABC):
 
     @torch.no_grad()
     def act(self, observations: Tensor) -> Tensor:
-        """Its actions at normalised observations [R, B, s] -> [R, B, a] in [-1, 1]."""
+        """The evaluated policy's actions at normalised observations [R, B, s] -> [R, B, a] in [-1, 1]."""
         return self.evaluated_policy().act(observations)
 
     @property
     def critics(self) -> tuple[Critic, Critic] | None:
-        """The critic and its target, where there is one."""
+        """The critic and its target; None without a critic."""
         if not self.has_critic:
             return None
         critic, target = self.networks["critic"], self.networks["target_critic"]
@@ -230,7 +230,7 @@ class Algorithm(ABC):
         return critic, target
 
     def critic_inputs(self, state_actions: Tensor) -> Tensor:
-        """What the critic is given for rows [s, a], [R, B, s + a]: themselves, or their place in a latent space."""
+        """The critic's input for rows [s, a], [R, B, s + a]: the rows themselves, or latent pairs."""
         return state_actions
 
     @torch.no_grad()

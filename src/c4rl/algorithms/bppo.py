@@ -1,20 +1,19 @@
 """BPPO (Zhuang et al., ICLR 2023): PPO's clipped steps from a cloned policy, on logged states.
 
 Four stages, one after the other: the behaviour's Q by SARSA (which plug-ins act on) and its V by regression on returns,
-the behaviour itself by cloning, and its improvement. Q and V do not read each other; Q comes first so that update n of
-the job is the critic's n-th. The original's optional stage, Q continued under the new policy, is not here: off by
-default there, and its batches would have to be drawn inside of an update.
+the behaviour itself by cloning, and its improvement. Q and V do not depend on each other; Q comes first so that update
+n of the job is the critic's n-th. The original's optional stage, which trains Q further under the new policy, is left
+out: it is off by default there, and would have to draw its batches inside an update.
 
-In the improvement stage actions are drawn from π_old and not from the data, and π_old ← π wherever a rule finds π
-better: the original asks the simulator after every update, and reports the best score that it saw. Here that is
---acceptance online_best. With offline_q the critic decides, an easy judge: on 10,000 rows (networks of 256 units, two
-seeds) it accepted nearly every update, so that nothing held π near the clone, and scores fell below the clone's on
-three of four locomotion tasks, to 0 on two. By default π_old stays the clone (never), which kept the scores and uses
-no simulator. The policy evaluated and exported is π_old, the best accepted one, as in the original; with never, which
-has no best one, it is π.
+The improvement stage draws actions from π_old, not from the data, and sets π_old ← π when a rule finds π better. The
+original runs the simulator after every update and reports the best score that it saw: --acceptance online_best. With
+offline_q the critic decides, and it is lenient: on 10,000 rows (networks of 256 units, two seeds) it accepted nearly
+every update, so nothing kept π near the clone, and scores fell below the clone's on three of four locomotion tasks, to
+0 on two. By default (never) π_old stays the clone, which kept the scores and uses no simulator. The evaluated and
+exported policy is π_old, the best accepted one, as in the original; with never it is π.
 
-A trajectory that was cut off (by a time limit, by the end of the data, by a subset) counts as ended there, as in the
-original: its later returns are unknown, and its last row has no next action. Rewards are those that training sees.
+A trajectory that was cut off (by a time limit, the end of the data or a subset) counts as ended there, as in the
+original: its later returns are unknown, and its last row has no next action. Rewards are the scaled ones.
 """
 
 from collections.abc import Hashable
@@ -62,7 +61,7 @@ class BPPOConfig(CriticConfig):
     """Q and V end in a ReLU, as in the original: negative returns (one in six of 10,000 rows of
     halfcheetah-medium-replay, all where rewards are shifted by -1) all become 0. Plug-ins see Q before this ReLU."""
     value_updates: int = option(200_000, at_least=1, at_most=1e9)
-    """Updates of V (of Q: --updates)."""
+    """Updates of V; --updates counts those of Q."""
     cloning_updates: int = option(50_000, at_least=1, at_most=1e9)
     """Updates that clone the behaviour; many more overfit small data."""
     improvement_updates: int = option(1000, at_least=1, at_most=1e9)
@@ -78,10 +77,10 @@ class BPPOConfig(CriticConfig):
     entropy_weight: float = option(0.0, at_least=0, at_most=1e6)
     """Weight of the policy's entropy in its improvement (the original suggests 0.01 on medium data)."""
     acceptance: Literal["never", "offline_q", "online_best"] = "never"
-    """When π_old becomes π. never: it stays the cloned policy, and π is the result. In the others the best π_old is.
+    """When π replaces π_old. never: π_old stays the cloned policy, and the result is π; otherwise it is the best π_old.
     offline_q: when the mean Q(s, π(s)) over fixed logged states is the best so far. online_best, the original: when the
-    score of --eval-episodes episodes in the simulator is, after every improvement update, and the cloned policy is the
-    best by score too; this USES THE ENVIRONMENT to learn."""
+    score of --eval-episodes simulated episodes after an improvement update is the best so far; the cloned policy is the
+    best by score too. This USES THE ENVIRONMENT to learn."""
 
 
 class BPPO(AcceptedPolicies):
@@ -113,7 +112,7 @@ class BPPO(AcceptedPolicies):
 
     @classmethod
     def launch_key(cls, config: BPPOConfig, rows: int, data: int) -> Hashable:
-        return 0  # returns and judged states are each run's own
+        return 0  # every run has its own returns and judged states
 
     def attach(self, buffer: TransitionBuffer) -> None:
         discount = self.config.discount

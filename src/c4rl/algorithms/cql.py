@@ -44,7 +44,7 @@ class CQLConfig(CriticConfig):
     lagrange_initial_log: float = option(0.0, at_least=-100, at_most=14)
     """Initial log α'."""
     max_q_backup: Literal["none", "max_min", "min_max"] = "none"
-    """Back up the best of N next actions: of the smaller critic (max_min), or the smaller of the two maxima."""
+    """Back up the best of N next actions by the smaller critic (max_min), or the smaller of the two maxima."""
     entropy: Literal["automatic", "fixed"] = "automatic"
     """SAC's temperature: tuned to the target entropy -|A|, or held."""
     entropy_weight: float = option(1.0, above=0, at_most=1e6)
@@ -52,7 +52,7 @@ class CQLConfig(CriticConfig):
     backup_entropy: bool = False
     """Subtract the next action's entropy cost in the TD target."""
     cloning_updates: int = option(0, at_least=0, at_most=1e9)
-    """For this many first updates the actor maximises the likelihood of logged actions instead of Q."""
+    """In this many first updates the actor maximises the likelihood of logged actions instead of Q."""
     policy_log_std: Literal["linear", "scaled"] = "linear"
     """Form of the policy's log standard deviation."""
     critic_initialization: Literal["torch", "orthogonal"] = "torch"
@@ -66,7 +66,7 @@ class CQLConfig(CriticConfig):
 
 
 class LogScalar(nn.Module):
-    """exp of a trained number per run."""
+    """One trained number per run, of which the exponential is used."""
 
     def __init__(self, stack: Stack, initial: float) -> None:
         super().__init__()

@@ -39,9 +39,9 @@ class DOGEConfig(TD3Config):
     multiplier_initial: float = option(5.0, above=0, at_most=1e6)
     """First value of the distance's weight λ."""
     multiplier_minimum: float = option(1.0, above=0, at_most=1e6)
-    """λ never falls below: the constraint is never switched off."""
+    """Lower bound of λ: the constraint is never switched off."""
     multiplier_maximum: float = option(100.0, above=0, at_most=1e6)
-    """λ never rises above."""
+    """Upper bound of λ."""
     multiplier_lr: float = option(3e-4, at_least=0, at_most=1)
     """Step size of λ, relative to λ."""
 
@@ -62,7 +62,7 @@ class DOGE(TD3):
 
     def __init__(self, config: DOGEConfig, stack: Stack, streams: Streams, plugins: Plugins) -> None:
         super().__init__(config, stack, streams, plugins)
-        # g is, as a critic is, one number per (s, a)
+        # like a critic, g is one number per (s, a)
         g = Critic(stack, "distance", (config.hidden_width,) * config.distance_layers, members=1)
         self.distance = self.learner("distance", g, config.distance_lr)
         self.multiplier = self.kept("multiplier", value=config.multiplier_initial)  # λ

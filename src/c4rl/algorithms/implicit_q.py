@@ -1,4 +1,4 @@
-"""What IQL's descendants share (Kostrikov et al., 2021): Q and V of logged actions alone, then a weighted clone."""
+"""Base of IQL and its descendants (Kostrikov et al., 2021): Q and V at logged actions only, then a weighted clone."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -25,11 +25,11 @@ class ImplicitQConfig(CriticConfig):
     expectile: PerRun = option(0.7, above=0, below=1)
     """Expectile of Q over logged actions that V regresses on; 0.5 is the mean."""
     actor_schedule: Literal["cosine", "constant"] = "cosine"
-    """The policy's step size falls to zero over the job's updates, or stays."""
+    """The policy's step size falls to zero over the job's updates, or stays constant."""
 
 
 class ImplicitQ(Algorithm):
-    """Its values and steps. A descendant builds the policy, and its `update` puts the steps in order."""
+    """IQL's values and steps. A descendant builds the policy, and its `update` puts the steps in order."""
 
     config: ImplicitQConfig
 
@@ -68,7 +68,7 @@ class ImplicitQ(Algorithm):
         return self._schedule.at(self.streams.step, before=sum(stage.updates for stage in self.stages[:-1]))
 
     def td_step(self, batch: Batch) -> Metrics:
-        """Critics: TD on V; no action is chosen anywhere. A penalty on (s', a') is shown the logged a'."""
+        """Critics: TD on V, without choosing an action. Penalties on (s', a') get the logged a'."""
         with torch.no_grad():
             y = td_target(batch, self.config.discount, self.value(batch.next_observations))
         output = self.critic.at(batch.state_actions)

@@ -1,4 +1,4 @@
-"""IQL (Kostrikov et al., 2021): values by expectile regression at logged actions alone, then a weighted clone."""
+"""IQL (Kostrikov et al., 2021): values by expectile regression at logged actions, then a weighted clone."""
 
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""What the losses of many algorithms are made of."""
+"""Loss terms that several algorithms share."""
 
 from torch import Tensor
 
@@ -16,5 +16,5 @@ def td_target(batch: Batch, discount: float | Tensor, next_value: Tensor) -> Ten
 
 
 def clipped_target(batch: Batch, discount: float | Tensor, next_q: Tensor) -> Tensor:
-    """The same with the smallest of next_q [R, M, B] for V(s'). Nothing can be differentiated."""
+    """The same with the smallest of next_q [R, M, B] as V(s'). Not differentiable."""
     return losses.clipped_target(batch.rewards, batch.continues, per_row(discount), next_q)

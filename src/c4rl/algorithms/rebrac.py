@@ -30,7 +30,7 @@ class ReBRACConfig(TD3Config):
     actor_cloning: PerRun = option(0.01, at_least=0, at_most=1e6)
     """β1: weight of the squared distance between the policy's and the logged action, summed over dimensions."""
     critic_cloning: PerRun = option(0.01, at_least=0, at_most=1e6)
-    """β2: the same of the next action, taken off the next value in the TD target."""
+    """β2: the same for the next action, subtracted from the next value in the TD target."""
 
 
 class ReBRAC(TD3):

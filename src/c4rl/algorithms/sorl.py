@@ -24,9 +24,9 @@ from c4rl.plugins.seams import Plugins
 from c4rl.plugins.trajectory_styles import StyleConfig, StyleDistributions, StylePolicies, TrajectoryStyles
 
 MOST_WEIGHT = 100.0  # clip of exp(A/λ)
-SCORE_STEP = 0.01  # a style's score is an average over about the last hundred batches,
-SCORE_ROWS = 64  # of which it looks at this many rows
-LEAST_HELD = 0.01  # of the data: a style with less has learned nothing and is not selected
+SCORE_STEP = 0.01  # a style's score averages over about the last hundred batches,
+SCORE_ROWS = 64  # with this many rows of each
+LEAST_HELD = 0.01  # share of the data; a style with less has learned nothing and is not selected
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class SORLConfig(StyleConfig, ImplicitQConfig):
 
 class SORL(ImplicitQ):
     config_type = SORLConfig
-    has_density = False  # m densities, of which a row has none of its own
+    has_density = False  # it has m densities, and no single one per row
     config: SORLConfig
 
     def __init__(self, config: SORLConfig, stack: Stack, streams: Streams, plugins: Plugins) -> None:
@@ -116,7 +116,7 @@ class SORL(ImplicitQ):
 
     @property
     def style_scores(self) -> Tensor:
-        """Of every style by the rule of --selection, [R, m]; 0 for styles not in use."""
+        """Score of every style by the rule of --selection, [R, m]; 0 for unused styles."""
         total, weight = self._score_sums.unbind(1)
         return total / weight.clamp(min=1e-8)
 

@@ -1,7 +1,7 @@
 """TDM, the T-symmetry enforced dynamics model of TSRL (Cheng et al., 2023).
 
 An encoder z = φ(s, a) whose first |S| numbers z_s move by a latent ODE: forwards by f(z_s, z_a) = ż_s, and backwards in
-time by g(z_s', z_a) = -ż_s. Decoders lead back to s and a. What f and g disagree about tells how far to trust a state.
+time by g(z_s', z_a) = -ż_s. Decoders lead back to s and a. Where f and g disagree, a state is not to be trusted.
 """
 
 from collections.abc import Sequence
@@ -24,11 +24,11 @@ class DynamicsLosses(NamedTuple):
     encoder_ode: Tensor  # the encoder's image of ds against f and g
     decoder_ode: Tensor  # the decoder's image of f and g against ds
     symmetry: Tensor  # between f and g
-    change: Tensor  # ||ds||², what `decoder_ode` would be of a model that says nothing moves
+    change: Tensor  # ||ds||²: the `decoder_ode` of a model that predicts no motion
 
 
 class ResidualStatistics(NamedTuple):
-    """What the frozen model says of each run's data."""
+    """Statistics of each run's data under the frozen model."""
 
     latent_mean: Tensor  # [R, s], of z_s
     latent_std: Tensor  # [R, s]
@@ -72,7 +72,7 @@ class TSymmetryDynamics(nn.Module):
         return next_z_s + self.reverse_step(z_s + step, z_a) - z_s
 
     def losses(self, batch: Batch) -> DynamicsLosses:
-        """Terms of the training loss. Rows that end an episode lead nowhere: their next observation is another's."""
+        """Terms of the training loss. Rows that end an episode are skipped: their next observation is another's."""
         rows = batch.rewards.shape[1]
         transitions = batch.continues
         ds = batch.next_observations - batch.observations
@@ -140,12 +140,12 @@ class TSymmetryDynamics(nn.Module):
 
 
 def mean_over(values: Tensor, weights: Tensor) -> Tensor:
-    """The mean of values [..., B] over the rows whose weight is 1 and not 0; 0 where there is none."""
+    """The mean of values [..., B] over the rows with weight 1 (others have 0); 0 if there are none."""
     return (values * weights).sum(-1) / weights.sum(-1).clamp_min(1)
 
 
 def masked_quantile(values: Tensor, valid: Tensor, q: float | Tensor) -> Tensor:
-    """The q-quantile of each row's valid values, linear in between: [R, N] -> [R]. torch.quantile knows no mask."""
+    """The q-quantile of each row's valid values, linear in between: [R, N] -> [R]. torch.quantile takes no mask."""
     ordered = values.masked_fill(~valid, torch.inf).sort(1).values
     position = (valid.sum(1, keepdim=True) - 1).double() * per_row(q)
     below, above = (ordered.gather(1, index.long()) for index in (position.floor(), position.ceil()))

@@ -1,4 +1,4 @@
-"""What TD3's offline descendants share (Fujimoto et al., 2018): smoothed targets, clipped double Q, a delayed actor."""
+"""Base of TD3's offline descendants (Fujimoto et al., 2018): smoothed targets, clipped double Q, a delayed actor."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from c4rl.plugins.seams import Plugins
 @dataclass(frozen=True)
 class TD3Config(CriticConfig):
     alpha: PerRun = option(2.5, at_least=0, at_most=1e6)
-    """α: weight of the actor's Q term (whose Q is divided by its mean size) against what holds it to the data."""
+    """α: weight of the actor's Q term (Q divided by its mean size) against the term that keeps it near the data."""
     policy_noise: float = option(0.2, at_least=0, at_most=100)
     """Standard deviation of the target action's noise."""
     noise_clip: float = option(0.5, at_least=0, at_most=100)
@@ -34,10 +34,10 @@ class TD3Config(CriticConfig):
 
 
 class TD3(Algorithm):
-    """Its networks and steps. A descendant's `update` puts them in order and says what holds the actor to the data."""
+    """TD3's networks and steps. A descendant's `update` puts them in order and keeps the actor near the data."""
 
     has_density = False
-    layer_norm: ClassVar[bool] = False  # of the critics, also without a plug-in
+    layer_norm: ClassVar[bool] = False  # in the critics, even without the plug-in
     remembered: ClassVar[tuple[str, ...]] = ("actor_loss",)
     config: TD3Config
 
@@ -56,7 +56,7 @@ class TD3(Algorithm):
 
     @torch.no_grad()
     def smoothed_actions(self, batch: Batch, masks: Sequence[Tensor] | None = None) -> Tensor:
-        """ã' = clip(π̄(s') + clipped noise) [R, B, a]. masks: of π̄'s hidden layers, for dropout."""
+        """ã' = clip(π̄(s') + clipped noise) [R, B, a]. masks: dropout factors of π̄'s hidden layers."""
         config = self.config
         noise = self.streams.normal("target_noise", *batch.actions.shape[1:]) * config.policy_noise
         noise = noise.clamp(-config.noise_clip, config.noise_clip)

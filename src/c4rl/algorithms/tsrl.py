@@ -1,8 +1,8 @@
 """TSRL (Cheng et al., 2023): TD3+BC in the latent space of a dynamics model that is symmetric under time reversal.
 
-Stage one trains the model (t_symmetry_dynamics.py), stage two the policy. The critic sees latent pairs; the policy is
-held near the data's latent actions and where the model is symmetric, and asks the critic about noisy latent states too,
-as far as the model stays symmetric there.
+Stage one trains the model (t_symmetry_dynamics.py), stage two the policy. The critic sees latent pairs. The policy
+stays near the data's latent actions and where the model is symmetric; it also maximises the critic at noisy latent
+states, as long as the model stays symmetric there.
 """
 
 from collections.abc import Hashable
@@ -44,7 +44,7 @@ class TSRLConfig(TD3Config):
     quantile: PerRun = option(0.7, at_least=0, at_most=1)
     """A noisy latent state is used where its T-symmetry residual is within this quantile of the data's."""
     noise_scale: PerRun = option(0.01, at_least=0, at_most=1e6)
-    """Standard deviation of the latent states' noise, in units of their own."""
+    """Standard deviation of the latent states' noise, relative to their own."""
     noise: Literal["centred", "shifted"] = "centred"
     """One zero-mean draw per row, or (authors' release) one for the whole batch, around the mean latent state."""
     acceptance: Literal["row", "batch"] = "row"
@@ -108,7 +108,7 @@ class TSRL(TD3):
 
     @classmethod
     def launch_key(cls, config: TSRLConfig, rows: int, data: int) -> Hashable:
-        return 0  # what the model says of the data is each run's own
+        return 0  # every run has its own statistics
 
     def attach(self, buffer: TransitionBuffer) -> None:
         self.buffer = buffer
@@ -157,7 +157,7 @@ class TSRL(TD3):
         }
 
     def after_update(self, step: int) -> Metrics:
-        """At the end of stage one: what the model, which changes no more, says of the data."""
+        """At the end of stage one: statistics of the data under the final model."""
         if step != self.stages[0].updates:
             return {}
         found = self.dynamics.statistics(self.buffer, self.config.quantile)
@@ -165,14 +165,14 @@ class TSRL(TD3):
             kept.copy_(new)
         report = self._true_and_shuffled_symmetry()
         report["symmetry_threshold"] = found.residuals[:, 0]
-        for plugin in self.plugins.all:  # the critic's inputs have only now become what they stay
+        for plugin in self.plugins.all:  # the critic's inputs are final only now
             if plugin.period is not None:
                 report |= plugin.refresh(self, step)
         return report
 
     @torch.no_grad()
     def _true_and_shuffled_symmetry(self) -> Metrics:
-        """A model that learned the dynamics finds transitions between rows of different times far less symmetric."""
+        """A model that learned the dynamics finds shuffled transitions far less symmetric than true ones."""
         offsets = self.buffer.offsets.unsqueeze(1)
         rows, others = (
             self.streams.integers(f"symmetry_check/{name}", self.buffer.lengths, CHECKED_ROWS) + offsets
@@ -200,7 +200,7 @@ class TSRL(TD3):
         return self.critic_step(latent, output, backup, td_loss)
 
     def _update_actor(self, batch: Batch, z: Tensor) -> None:
-        """Cloning and symmetry in latent space, less Q at latent states and, where trusted, around them."""
+        """Cloning and symmetry in latent space, minus Q at latent states and, where trusted, around them."""
         config, model, used = self.config, self.dynamics, self._used(batch)
         rows = batch.rewards.shape[1]
         both = torch.cat([batch.observations, batch.next_observations], dim=1)
@@ -209,7 +209,7 @@ class TSRL(TD3):
         next_z_s, _ = model.encode(batch.next_observations, policy_next)
         forward_step = model.forward_step(z_s, z_a)
         trip = model.round_trip(z_s, z_a, forward_step, next_z_s)
-        asymmetry = mean_over(trip.square().mean(2), batch.continues)  # a terminal's s' is another episode's
+        asymmetry = mean_over(trip.square().mean(2), batch.continues)  # a terminal's s' belongs to another
         cloning = mean_over(squared_error(z_a, model.split(z)[1]).mean(2), used)
 
         noise, trusted = self._trusted_noise(batch, z_s, z_a, forward_step)
@@ -238,7 +238,7 @@ class TSRL(TD3):
         if config.acceptance == "batch":
             residual = (residual.mean(1, keepdim=True) / s).expand_as(residual)
             threshold = (threshold - least) / (largest - least)
-        # a terminal's s' is another episode's: nothing can be said of it
+        # a terminal's s' belongs to another episode
         return noise, (residual <= threshold).to(z_s.dtype) * batch.continues
 
     def _as_the_critic_sees(self, batch: Batch, z: Tensor, next_z: Tensor) -> tuple[Batch, Tensor]:

@@ -1,4 +1,4 @@
-"""`c4rl bench`: measure."""
+"""`c4rl bench`: measure speed."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ def speed(arguments: Arguments) -> int:
     @dataclass(frozen=True)
     class Flags(Options):
         algorithms: tuple[str, ...] = ("bc", "td3_bc", "cql")
-        """Which ones; of algorithms with several stages, each stage."""
+        """Algorithms to measure, each stage separately."""
         plugins: tuple[Variant, ...] = ("none", "c4-proxy", "c4-exact")
         """Measure with each of these, where the algorithm has a critic."""
         runs: tuple[int, ...] | None = option(None, at_least=1, at_most=10_000)
@@ -31,11 +31,11 @@ def speed(arguments: Arguments) -> int:
         action_dim: int = option(6, at_least=1, at_most=100_000)
         """Width of an action."""
         hidden_layers: int | None = option(None, at_least=1, at_most=100)
-        """Of networks, instead of each algorithm's own number."""
+        """Hidden layers of networks, instead of each algorithm's own number."""
         hidden_width: int | None = option(None, at_least=1, at_most=100_000)
-        """Likewise, units of a layer."""
+        """Units per hidden layer, likewise."""
         precision: Literal["fp32", "bf16x3"] = "fp32"
-        """Of matrix products on a GPU."""
+        """Precision of matrix products on a GPU."""
         seconds: float = option(5.0, above=0, at_most=1e6)
         """How long each measurement lasts."""
         device: str = "auto"

@@ -1,4 +1,4 @@
-"""`c4rl demo`: the main job on an embedded default."""
+"""`c4rl demo`: the demonstration."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`c4rl export`: take a policy away."""
+"""`c4rl export`: write a policy to a file."""
 
 from dataclasses import dataclass
 from pathlib import Path

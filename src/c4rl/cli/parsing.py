@@ -43,7 +43,7 @@ class Flag:
 
     @property
     def name(self) -> str:
-        """As a sentence names it."""
+        """As in error messages."""
         return self.field.name.upper() if self.positional else f"--{flag_of(self.field.name)}"
 
     @property
@@ -52,7 +52,7 @@ class Flag:
 
     @property
     def words(self) -> Literal[1, "*"]:
-        """How many it takes; of a positional one we say ourselves that it is missing."""
+        """How many it takes; positionals take any number, so that we report a missing one ourselves."""
         return "*" if self.positional or is_tuple(self.field.type) else 1
 
     def for_tyro(self, default: Any) -> tuple[str, Any, "Field[Any]"]:
@@ -87,13 +87,13 @@ def parse(
     """Values by the names of their fields. defaults: instead of the fields' own; others_follow: ignore other flags."""
     chosen = {flag.field.name: _default(flag.field) for flag in flags} | dict(defaults or {})
     given = {argument.partition("=")[0].replace("_", "-").replace("--no-", "--") for argument in arguments}
-    # the others keep their defaults, and tyro takes its time with each
+    # the others keep their defaults, and tyro needs time for each
     shown = [flag for flag in flags if flag.positional or flag.name in given or given & {"-h", "--help"}]
     fields = [flag.for_tyro(chosen[flag.field.name]) for flag in shown]
     kind: Any = dataclasses.make_dataclass("Flags", fields, kw_only=True, namespace={"__doc__": description})
     prog = f"c4rl {command}"
     try:
-        with redirect_stderr(io.StringIO()) as told:
+        with redirect_stderr(io.StringIO()) as output:
             parsed, unknown = tyro.cli(
                 kind,
                 prog=prog,
@@ -105,7 +105,7 @@ def parse(
     except SystemExit as stop:
         if not stop.code:
             raise  # it was --help
-        raise InputError(_without_value(arguments, flags, told.getvalue())) from None
+        raise InputError(_without_value(arguments, flags, output.getvalue())) from None
     if unknown and not others_follow:
         raise InputError(_unknown(unknown, [flag.name for flag in flags], prog))
     values = chosen | {flag.field.name: getattr(parsed, flag.field.name) for flag in shown}
@@ -129,14 +129,14 @@ def _unknown(words: Sequence[str], known: Sequence[str], prog: str) -> str:
     return f"{word}: found where a known flag was expected; {hint}"
 
 
-def _without_value(arguments: Arguments, flags: Sequence[Flag], told: str) -> str:
-    """All that tyro is left to refuse; what it tells, in one line, should there be more."""
+def _without_value(arguments: Arguments, flags: Sequence[Flag], message: str) -> str:
+    """A flag without its value, the only error left to tyro; any other message of tyro as one line."""
     known = {flag.name: flag for flag in flags if flag.words == 1}
     for word, following in itertools.pairwise([*arguments, "--"]):
         flag = known.get(word.replace("_", "-"))
         if flag is not None and following.startswith("--"):
             return f"{flag.name}: found no value, expected {expected(flag.field)}"
-    return " ".join(told.split())
+    return " ".join(message.split())
 
 
 @cache

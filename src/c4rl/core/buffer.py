@@ -32,7 +32,7 @@ class Batch(NamedTuple):
         return self.next_state_actions[..., self.observations.shape[-1] :]
 
     def ended_where_cut(self) -> "Batch":
-        """Where a trajectory was cut off no next action was logged: to a backup by logged actions it ends there."""
+        """Treats cuts as ends, for backups by logged actions: no next action was logged at a cut."""
         return self._replace(continues=self.continues * self.next_valid)
 
 
@@ -68,18 +68,18 @@ class TransitionBuffer:
 
     @property
     def row_weights(self) -> Tensor | None:
-        """How often each run's own rows are drawn, [R, n], up to a factor of each run; None: all alike."""
+        """Relative sampling weights of each run's own rows, [R, n]; None: uniform."""
         return reduce(torch.mul, self.weights) if self.weights else None
 
     def sampler(self, stream: str = "rows") -> "UniformSampler | WeightedSampler":
-        """Draws all rows of each run, by their weights. stream: of random numbers; a second sampler needs another."""
+        """Draws from all rows of each run, by weight. stream: of random numbers; a second sampler needs another."""
         if not self.weights:
             return UniformSampler(self, stream)
         self._weighted = [*self._weighted, WeightedSampler(self, stream)]
         return self._weighted[-1]
 
     def take_up_weights(self) -> None:
-        """To be called when the weights have changed."""
+        """Call this after the weights change."""
         for sampler in self._weighted:
             sampler.take_up_weights()
 
@@ -98,7 +98,7 @@ class UniformSampler:
     """Every row of a run's data equally likely, with replacement."""
 
     def __init__(self, buffer: TransitionBuffer, stream: str = "rows") -> None:
-        """stream: of random numbers; a second sampler needs another."""
+        """stream: name of its random numbers; a second sampler needs another."""
         self.offsets, self.lengths, self.stream = buffer.offsets, buffer.lengths, stream
 
     def rows(self, streams: Streams, batch_size: int) -> Tensor:

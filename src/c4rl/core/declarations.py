@@ -1,7 +1,7 @@
 """What an option is: its type, bounds, choices and help, declared once on a dataclass's field. Needs no PyTorch.
 
-`read` takes text or JSON to an option's type and `expected` puts the type and bounds in words: the command line,
-sweeps and stored configs have no other parser and no other words.
+`read` converts text or JSON to an option's type and `expected` describes the type and bounds in words. The command
+line, sweeps and stored configs all use these two.
 """
 
 import dataclasses
@@ -18,13 +18,13 @@ _METADATA = "c4rl"
 
 
 class Declaration(NamedTuple):
-    """What an option's values may be."""
+    """The allowed values of an option."""
 
     above: float | None = None
     at_least: float | None = None
     below: float | None = None
     at_most: float | None = None
-    infinite: bool = False  # infinity is a value too
+    infinite: bool = False  # infinity is allowed
     choices: Collection[str] = ()  # the words it may be, where its type does not say
     chooses_rows: bool = False  # it decides which rows a run is trained on
 
@@ -69,7 +69,7 @@ def declaration(field: "dataclasses.Field[Any]") -> Declaration:
 
 
 def plain_name(name: str) -> str:
-    """A field's name as people write it: lambda for lambda_, which Python keeps for itself."""
+    """A field's name as people write it: lambda for lambda_, because lambda is a Python keyword."""
     return name.rstrip("_")
 
 
@@ -86,7 +86,7 @@ class Options:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             check_value(field, getattr(self, field.name))
-        # tensors with a value for each run: those values have been checked one by one
+        # with tensors of one value per run, those values were checked one by one
         if not any(hasattr(value, "requires_grad") for value in vars(self).values()):
             self.check()
 
@@ -95,7 +95,7 @@ class Options:
 
 
 def check_value(field: "dataclasses.Field[Any]", value: Any) -> None:
-    """Refuse numbers out of bounds and words that are no choice, alone or in a tuple."""
+    """Refuse numbers out of bounds and words that are not choices, alone or in a tuple."""
     declared = declaration(field)
     for one in value if isinstance(value, tuple) else (value,):
         if isinstance(one, str):
@@ -138,7 +138,7 @@ def read(kind: Any, value: Any, leaf: Leaf) -> Any:
 
 def as_text(kind: Any, value: Any) -> Any:
     """A leaf: the words of a command line."""
-    if kind in (int, float) and isinstance(value, str) and (number := kind(value)) == number:  # NaN is none
+    if kind in (int, float) and isinstance(value, str) and (number := kind(value)) == number:  # NaN is refused
         return number
     if kind in (str, Path) and isinstance(value, str):
         return kind(value)
@@ -150,7 +150,7 @@ def as_text(kind: Any, value: Any) -> Any:
 
 
 def as_json(kind: Any, value: Any) -> Any:
-    """A leaf: what JSON holds, which has no paths, and infinity by its name alone."""
+    """A leaf: JSON values. JSON has no paths, and stores infinity by its name."""
     if kind is Path and isinstance(value, str):
         return Path(value)
     if kind is float and (type(value) in (int, float) or value in ("inf", "-inf", "nan")):
@@ -174,7 +174,7 @@ def _fits(kind: Any, value: Any) -> bool:
 
 
 def read_text(field: "dataclasses.Field[Any]", words: str | list[str], given: str) -> Any:
-    """An option's value from a word, or from several where it is a tuple; given: how the sentence names it."""
+    """An option's value from a word, or from several where it is a tuple; given: its name in error messages."""
     alone = isinstance(words, list) and len(words) == 1 and not is_tuple(field.type)
     try:
         return read(field.type, words[0] if alone else words, as_text)

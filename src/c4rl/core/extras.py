@@ -18,6 +18,6 @@ def installed(module: str) -> bool:
 
 
 def how_to_install(module: str | None) -> str | None:
-    """A sentence for a module that is missing; None where it is no extra's."""
+    """A sentence for a missing module; None if no extra provides it."""
     extra = EXTRAS.get((module or "").partition(".")[0])
     return None if extra is None else f"needs the package '{module}': pip install 'c4rl[{extra}]'"

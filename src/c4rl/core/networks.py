@@ -17,7 +17,7 @@ from c4rl.core.random import stream_key
 
 
 class Stack(NamedTuple):
-    """What every part of R stacked runs needs to know."""
+    """Seeds, sizes and device of R stacked runs."""
 
     seeds: tuple[int, ...]
     observation_dim: int
@@ -32,7 +32,7 @@ class Stack(NamedTuple):
 
 
 def per_row(value: float | Tensor) -> float | Tensor:
-    """A setting to stand beside [R, B] or [R, M]: a number as it is, one per run [R] as [R, 1]."""
+    """A setting that broadcasts against [R, B] or [R, M]: a number as it is, one per run [R] as [R, 1]."""
     return value.unsqueeze(1) if isinstance(value, Tensor) else value
 
 
@@ -92,7 +92,7 @@ class StackedMLP(nn.Module):
                 self.shifts.append(drawn("constant", fan_out, scale=0.0))
 
     def layers(self, members: slice = slice(None), frozen: bool = False) -> Layers:
-        """As `ops` takes them. frozen: nobody asks for their gradients."""
+        """In the form that `ops` takes. frozen: without gradients."""
 
         def chosen(parameters: nn.ParameterList) -> list[Tensor]:
             own = list(parameters) if members == slice(None) else [p[:, members] for p in parameters]
@@ -103,7 +103,7 @@ class StackedMLP(nn.Module):
     def forward(self, x: Tensor, masks: Sequence[Tensor] | None = None, frozen: bool = False) -> Tensor:
         """[R, B, in] -> [R, B, out]; for networks of one member.
 
-        masks: of each hidden layer, for dropout, [R, B, width]. frozen: as of a Critic.
+        masks: dropout factors of each hidden layer, [R, B, width]. frozen: as for a Critic.
         """
         factors = [mask.unsqueeze(1) for mask in masks or ()]
         return stacked_mlp(x, None, self.layers(frozen=frozen), factors)[0].squeeze(1)
@@ -122,7 +122,7 @@ class Value(nn.Module):
 
 
 class CriticOutput(NamedTuple):
-    """What one evaluation of a critic gives. `...` is [B] or [B, N] for N actions per state."""
+    """One evaluation of a critic. `...` is [B] or [B, N] for N actions per state."""
 
     q: Tensor  # [R, M, ...]
     features: Tensor  # [R, M, ..., width], the last hidden layer (post-activation): Q = w·φ + b
@@ -152,14 +152,14 @@ class Critic(nn.Module):
     ) -> CriticOutput:
         """observations [R, B, s]; actions [R, B, a], or [R, B, N, a] for N actions per state.
 
-        frozen: nobody asks for the parameters' gradients, so that they need not be computed.
+        frozen: the parameters' gradients are not computed.
         """
         if actions.dim() == 3:
             return self.at(torch.cat([observations, actions], dim=-1), members, frozen)
         return self._output(observations, actions.flatten(1, 2), members, frozen, actions.shape[1:3])
 
     def at(self, state_actions: Tensor, members: slice = slice(None), frozen: bool = False) -> CriticOutput:
-        """The same on rows that already hold [s, a] side by side, [R, B, s + a]."""
+        """The same on rows that already hold [s, a], [R, B, s + a]."""
         return self._output(state_actions, None, members, frozen, state_actions.shape[1:2])
 
     def at_logged_and_more(self, observations: Tensor, actions: Tensor, others: Tensor) -> tuple[CriticOutput, Tensor]:

@@ -1,4 +1,4 @@
-"""A trained policy that needs NumPy alone: what evaluation workers run and what the user takes away."""
+"""A trained policy that needs NumPy alone: what evaluation workers run and users export."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

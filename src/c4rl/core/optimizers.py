@@ -1,4 +1,4 @@
-"""Adam and Polyak averaging over flat storage: a whole stack of networks is one tensor to them."""
+"""Adam and Polyak averaging over flat storage: one tensor holds a whole stack of networks."""
 
 import math
 
@@ -23,19 +23,19 @@ def views_like(flat: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
 
 
 def _per_run(values: Tensor, like: Tensor) -> Tensor:
-    """[R] -> [R, 1, ...], to go beside a parameter [R, ...]."""
+    """[R] -> [R, 1, ...], to broadcast against a parameter [R, ...]."""
     return values.view(-1, *(1,) * (like.dim() - 1))
 
 
 def _per_parameter(values: Tensor, parameters: list[nn.Parameter]) -> Tensor:
-    """[R] -> beside every number of the flat storage, the value of its run."""
+    """[R] -> for every number of the flat storage, the value of its run."""
     return torch.cat([_per_run(values, p).expand_as(p).reshape(-1) for p in parameters])
 
 
 class FlatAdam:
-    """Adam on one module of a stack. `step(losses)` takes the losses of runs, or of their networks: their sum counts.
+    """Adam on one module of a stack. `step(losses)` minimises the sum of losses [R] or [R, M].
 
-    lr: one step size, or one per run [R]. clip_norm: each run's gradient is shortened to at most this length.
+    lr: one step size, or one per run [R]. clip_norm: each run's gradient is clipped to this norm.
     """
 
     def __init__(self, module: nn.Module, lr: float | Tensor, *, clip_norm: float | None = None) -> None:
@@ -51,7 +51,7 @@ class FlatAdam:
             self._flat_lr = _per_parameter(lr, self.parameters)
 
     def step(self, losses: Tensor, factor: Tensor | float = 1.0) -> None:
-        """factor: of the step size, for schedules; a scalar tensor (a captured graph would keep a number)."""
+        """factor: scales the step size, for schedules; a scalar tensor (a captured graph would freeze a number)."""
         gradients = torch.autograd.grad(losses, self.parameters, self._one.expand_as(losses))
         gradient = joined(gradients, self.gradient, self._gradient_views)
         if self.clip_norm is not None:
@@ -77,9 +77,9 @@ class FlatAdam:
 
 
 class CosineSchedule:
-    """The factor of a step size that falls from 1 at the first of so many updates to 0 after the last.
+    """A step-size factor that falls from 1 at the first of `updates` updates to 0 after the last.
 
-    A table, so that looking a factor up takes an update little; of float32, the only type that PyTorch's Adam takes.
+    A table, because a lookup is cheap; float32, the only type that PyTorch's Adam takes.
     """
 
     def __init__(self, updates: int, device: torch.device) -> None:
@@ -87,7 +87,7 @@ class CosineSchedule:
         self.factors = (0.5 * (1 + torch.cos(math.pi * done))).float()
 
     def at(self, step: Tensor, before: int = 0) -> Tensor:
-        """step: int64 scalar, of the update at hand; `before`: updates of earlier stages."""
+        """step: int64 scalar, the current update; before: updates of earlier stages."""
         place = (step - (1 + before)).clamp(0, len(self.factors) - 1)
         return self.factors.index_select(0, place.view(1)).squeeze(0)
 

@@ -28,7 +28,7 @@ class TanhGaussian(NamedTuple):
         return sample_tanh_gaussian(self.mean, self.log_std, noise)
 
     def log_prob(self, actions: Tensor) -> Tensor:
-        """Of given actions [R, B, a] in [-1, 1] -> [R, B]."""
+        """Log-probability of actions [R, B, a] in [-1, 1] -> [R, B]."""
         u = torch.atanh(actions.clamp(-1 + ATANH_MARGIN, 1 - ATANH_MARGIN))
         normalised = (u - self.mean) * (-self.log_std).exp()
         log_normal = -0.5 * normalised.square() - self.log_std - 0.5 * math.log(2 * math.pi)
@@ -39,7 +39,7 @@ class TanhGaussian(NamedTuple):
 
 
 def dropout_masks(streams: Streams, stream: str, share: float, hidden: Sequence[int], rows: int) -> list[Tensor] | None:
-    """Factors of hidden layers of one width, [R, rows, width] each: 0 for a unit left out, else what keeps the mean."""
+    """Dropout factors of hidden layers of one width, [R, rows, width] each: 0 or 1 / (1 - share)."""
     if share == 0:
         return None
     drawn = streams.uniform(stream, len(hidden), rows, hidden[0])
@@ -55,7 +55,7 @@ class DeterministicPolicy(nn.Module):
         self.mlp = StackedMLP(stack, name, sizes, initialization=initialization)
 
     def forward(self, observations: Tensor, masks: Sequence[Tensor] | None = None) -> Tensor:
-        """[R, B, s] -> [R, B, a]. masks: of each hidden layer, for dropout."""
+        """[R, B, s] -> [R, B, a]. masks: dropout factors of each hidden layer."""
         return torch.tanh(self.mlp(observations, masks))
 
 
@@ -81,7 +81,7 @@ class GaussianPolicy(nn.Module):
 
 
 class Gaussian(TanhGaussian):
-    """Stands where a TanhGaussian does, but nothing is squashed: actions may leave [-1, 1], `mean` is an action."""
+    """Replaces a TanhGaussian, without squashing: actions may leave [-1, 1], and `mean` is an action."""
 
     def sample(self, noise: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_std = self.mean, self.log_std
@@ -103,7 +103,7 @@ class Gaussian(TanhGaussian):
 
 
 class TanhMeanGaussianPolicy(nn.Module):
-    """N(tanh(f(s)), σ²): the mean is squashed, the distribution is not; log σ does not depend on s, from 0 on."""
+    """N(tanh(f(s)), σ²): the mean is squashed, the distribution is not; log σ does not depend on s and starts at 0."""
 
     def __init__(self, stack: Stack, name: str, hidden: Sequence[int], *, initialization: str = "torch") -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class TanhMeanGaussianPolicy(nn.Module):
         self.log_std = nn.Parameter(torch.zeros(shape, device=stack.device, dtype=stack.dtype))
 
     def forward(self, observations: Tensor, masks: Sequence[Tensor] | None = None) -> Gaussian:
-        """[R, B, s] -> distribution over [R, B, a]. masks: of each hidden layer, for dropout."""
+        """[R, B, s] -> distribution over [R, B, a]. masks: dropout factors of each hidden layer."""
         return Gaussian(torch.tanh(self.mlp(observations, masks)), self.log_std.clamp(-5, 2))
 
 
@@ -140,7 +140,7 @@ class EvaluatedPolicy(NamedTuple):
 
     @classmethod
     def of(cls, mlp: StackedMLP, action_dim: int) -> "EvaluatedPolicy":
-        """The first `action_dim` outputs: of a Gaussian, the mean alone."""
+        """From the first `action_dim` outputs, which are the mean of a Gaussian."""
         weights, biases = [w[:, 0] for w in mlp.weights], [b[:, 0] for b in mlp.biases]
         return cls([*weights[:-1], weights[-1][..., :action_dim]], [*biases[:-1], biases[-1][..., :action_dim]])
 

@@ -1,4 +1,4 @@
-"""Options from JSON objects, where what does not fit is named; and numbers that JSON lacks."""
+"""Options from JSON objects, with errors that name what does not fit; and numbers that JSON lacks."""
 
 import dataclasses
 import math

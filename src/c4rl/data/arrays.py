@@ -51,7 +51,7 @@ def _read(path: Path) -> dict[str, Array]:
 def _read_member(
     path: Path, name: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo, allowance: Allowance
 ) -> Array:
-    """An array, once its header agrees with what the archive says of its size; nothing is unpickled."""
+    """An array, after its header was checked against its size in the archive; nothing is unpickled."""
     try:
         with archive.open(member) as file:
             version = format.read_magic(file)

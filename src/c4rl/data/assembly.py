@@ -10,14 +10,14 @@ from c4rl.data.dataset import Array, Dataset
 
 @dataclass
 class Log:
-    """What a file says, row by row. The arrays belong to whoever assembles the log and may be changed in place."""
+    """A file's content, row by row. `assemble` may change the arrays in place."""
 
     source: str
     observations: Array  # [N, s] float32
     actions: Array  # [N, a] float32
     rewards: Array  # [N] float32
     terminals: Array  # [N] bool
-    cuts: Array  # [N] bool: the trajectory goes no further than this row, for another reason than a terminal
+    cuts: Array  # [N] bool: the trajectory stops after this row, other than by a terminal
     next_observations: Array | None = None  # [N, s] float32; None: the following row's observation
     next_actions: Array | None = None  # [N, a] float32; None: the following row's action
     next_action_valid: Array | None = None  # [N] bool; None: wherever the trajectory goes on
@@ -71,7 +71,7 @@ def _check(log: Log, low: Array, high: Array, clip_actions: bool) -> None:
     if clipped:
         log.notes.append(f"{clipped} of {log.actions.size} action components were clipped to their bounds.")
     if log.next_actions is not None:
-        # A terminal has no next action, whatever the file says; what stands in invalid rows does not matter.
+        # A terminal has no next action, whatever the file says; values in invalid rows do not matter.
         valid = ~log.terminals if log.next_action_valid is None else log.next_action_valid & ~log.terminals
         log.next_actions[~valid] = 0.0
         check_finite(log.source, next_actions=log.next_actions)
@@ -107,7 +107,7 @@ def _rows_with_successor(log: Log, ends: Array) -> Array:
 
 
 def assemble(log: Log, low: Array, high: Array, clip_actions: bool = False, sha256: str = "") -> Dataset:
-    """The Dataset of a log, its values checked, in the memory of the log where that is possible."""
+    """Check a log and make it a Dataset, in the memory of the log where possible."""
     _check(log, low, high, clip_actions)
     observations, actions, rewards, terminals = log.observations, log.actions, log.rewards, log.terminals
     next_observations, next_actions, next_action_valid = log.next_observations, log.next_actions, log.next_action_valid

@@ -1,4 +1,4 @@
-"""What may be wrong with logged data, found before any training; every finding is one sentence (InputError)."""
+"""Checks of logged data, before any training; every finding is one sentence (InputError)."""
 
 import math
 import os
@@ -22,7 +22,7 @@ EXPANSION = 1100
 
 
 class TaskLike(Protocol):
-    """What the data side needs to know of a task."""
+    """The parts of a task that checks of data need."""
 
     @property
     def name(self) -> str: ...
@@ -38,18 +38,18 @@ class TaskLike(Protocol):
 
 
 def problem(source: object, field: str, found: str, expected: str) -> InputError:
-    """The one sentence every finding is told in."""
+    """An error in the form of every finding: source, field, what was found, what was expected."""
     found = found if len(found) <= 300 else f"{found[:300]}..."
     return InputError(f"{source}: '{field[:100]}' {found}; expected {expected}.")
 
 
 def reason(error: BaseException) -> str:
-    """What another library says of a file, in few words."""
+    """Another library's error message, shortened."""
     return (str(error) or type(error).__name__).splitlines()[0][:200]
 
 
 class Allowance:
-    """What the arrays of one file may unpack to. Each array of each format passes `take` before it is read."""
+    """How many bytes the arrays of one file may unpack to. Every array passes `take` before it is read."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.stored = path, path.stat().st_size
@@ -59,7 +59,7 @@ class Allowance:
         self.left -= self.check(field, dtype, shape)
 
     def check(self, field: str, dtype: np.dtype, shape: tuple[int, ...] | None) -> int:
-        """Refuse what is no array of real numbers (None: no shape), or of more than the file can hold; its bytes."""
+        """Refuse anything but real numbers (shape None: no array) that the file can hold. Returns their bytes."""
         if dtype.kind not in "fiub":
             raise problem(self.path, field, f"has dtype {dtype}", "real numbers")
         if shape is None or min(shape, default=0) < 0:
@@ -72,7 +72,7 @@ class Allowance:
 
 
 def _memory() -> int:
-    """Bytes of this machine's memory; a system that does not tell sets no limit."""
+    """Bytes of this machine's memory; no limit if the system does not report it."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):

@@ -1,6 +1,6 @@
-"""D4RL files in their original HDF5 layout: flat arrays of N rows at the root, `infos/` and `metadata/` beside them.
+"""D4RL files in their original HDF5 layout: flat arrays of N rows at the root, next to `infos/` and `metadata/`.
 
-What differs between the versions of these files, and what is done about it:
+Versions of these files differ, and the reader handles each difference:
 
 - rewards may be [N, 1] or float64, flags may be float64, observations may be float64: everything is read as float32
   and bool.
@@ -40,7 +40,7 @@ def _contact_forces_are_zero(values: Hdf5Array) -> bool:
 
 
 def _observation_width(path: Path, arrays: list[Hdf5Array], action_width: int, task: TaskLike | None) -> int:
-    """The columns to read: all, or 27 of Ant's 111 where the rest is zero (and nobody asks for 111)."""
+    """The columns to read: all, or 27 of Ant's 111 where the rest is zero (and the task does not have 111)."""
     width, wanted = arrays[0].shape[1], None if task is None else task.observation_dim
     if width != ANT_WITH_CONTACT_FORCES or action_width != ANT_ACTIONS or wanted == width:
         return width
@@ -63,7 +63,7 @@ def _unflagged_resets(file: Hdf5, flagged: Array) -> Array:
 
 
 def read_d4rl(path: Path, task: TaskLike | None = None) -> Log:
-    """Read a D4RL file; see the module for what is done about its variants."""
+    """Read a D4RL file; the module's docstring lists its variants."""
     notes: list[str] = []
     with open_hdf5(path) as file:
         field = partial(file.array, expected="D4RL's arrays observations, actions, rewards and terminals")

@@ -12,7 +12,7 @@ class Dataset:
     """N transitions in logged order; the rows of a trajectory are contiguous. Arrays are read-only.
 
     Actions are in the units they were logged in; `action_low` and `action_high` bound them. Terminal rows stay in the
-    data; they have no valid next action, nor (but where the file shows one) has the last row of a trajectory.
+    data and have no valid next action; nor does the last row of a trajectory, unless the file has one.
     """
 
     observations: Array  # [N, s] float32

@@ -1,7 +1,7 @@
-"""HDF5 files whose every number is in the file: no link, no storage and no virtual dataset leads out of it.
+"""Self-contained HDF5 files: external links, external storage and virtual datasets are refused.
 
-HDF5 itself does not check that a chunk unpacks to its full size: it fills the rest with whatever lies in memory, or
-crashes. Chunks are therefore unpacked here.
+HDF5 itself does not check that a chunk unpacks to its full size: it fills the rest with whatever is in memory, or
+crashes. So this module unpacks chunks itself.
 """
 
 import zlib
@@ -29,7 +29,7 @@ class Hdf5Array:
         return self.shape[0]
 
     def blocks(self) -> Iterator[tuple[tuple[slice, ...], Array]]:
-        """Every stored number, some at a time: where they belong in the array, and they."""
+        """All stored numbers, block by block: (place in the array, numbers)."""
         if self._values.chunks is None:
             rest = tuple(slice(0, side) for side in self.shape[1:])
             yield from (((rows, *rest), self._values[rows]) for rows in row_blocks(len(self)))
@@ -75,7 +75,7 @@ class Hdf5Array:
     def read(self, dtype: type | None = None, width: int | None = None) -> Array:
         """All numbers, as this type if one is given, or the first `width` columns of them."""
         shape = self.shape if width is None else (self.shape[0], width)
-        with np.errstate(over="ignore"):  # becomes inf, which is refused by name
+        with np.errstate(over="ignore"):  # an overflow becomes inf, which `check_finite` refuses
             result = np.full(shape, self._values.fillvalue, "i1" if self.dtype == bool else dtype or self.dtype)
             for where, block in self.blocks():
                 target = result[where]
@@ -84,13 +84,13 @@ class Hdf5Array:
 
 
 class Hdf5:
-    """An open file; `array` is the way to its numbers."""
+    """An open file; `array` gives access to its numbers."""
 
     def __init__(self, path: Path, file: h5py.File) -> None:
         self.path, self.file, self.allowance = path, file, Allowance(path)
 
     def __contains__(self, name: str) -> bool:
-        return self.file.get(name, getlink=True) is not None  # a link to nothing is there, and `array` says so
+        return self.file.get(name, getlink=True) is not None  # true for a link to nothing, which `array` reports
 
     def array(self, name: str, expected: str) -> Hdf5Array:
         """An array of numbers, unread, or an InputError that says what was found instead."""

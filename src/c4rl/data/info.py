@@ -1,4 +1,4 @@
-"""What is in a dataset, in numbers and in warnings, and how that looks in a terminal."""
+"""Describes a dataset in numbers and warnings, and renders them for a terminal."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def _summary(values: Array) -> dict[str, float]:
 
 
 def _duplicates(dataset: Dataset) -> int:
-    """Rows that repeat an earlier (s, a, r, s', terminal), told by a 64-bit hash of their bits."""
+    """Rows that repeat an earlier (s, a, r, s', terminal), found by a 64-bit hash of their bits."""
     fields = (dataset.observations, dataset.actions, dataset.rewards[:, None], dataset.next_observations)
     width = sum(field.shape[1] for field in fields)
     multipliers = np.random.Generator(np.random.PCG64(0)).integers(1, 2**63, width + 1, dtype=np.uint64) * 2 + 1
@@ -45,7 +45,7 @@ def _duplicates(dataset: Dataset) -> int:
     for rows in row_blocks(len(dataset)):
         joined = np.concatenate([field[rows] for field in fields], axis=1)
         bits = joined.view(np.uint32).astype(np.uint64)
-        bits ^= bits << np.uint64(29)  # spread the low bits, which a product alone leaves where they are
+        bits ^= bits << np.uint64(29)  # spread the low bits, which a product alone would not
         hashes[rows] += (bits * multipliers[:-1]).sum(axis=1, dtype=np.uint64)
     hashes.sort()
     return int((hashes[1:] == hashes[:-1]).sum())
@@ -227,11 +227,11 @@ def render(description: dict[str, Any]) -> RenderableType:
     for name, values in summaries.items():
         ranges.add_row(Text(name, style="bold"), *(_number(values[key]) for key in ("min", "mean", "max")))
 
-    parts: list[RenderableType] = [facts, "", ranges]
+    sections: list[RenderableType] = [facts, "", ranges]
     for name, style in (("notes", "cyan"), ("warnings", "yellow")):
         if description[name]:
             listed = Table.grid(padding=(0, 1))
             for sentence in description[name]:
                 listed.add_row(Text("!" if name == "warnings" else "-", style=style), Text(sentence))
-            parts += ["", Text(name, style=f"bold {style}"), Padding(listed, (0, 0, 0, 2))]
-    return Group(*parts)
+            sections += ["", Text(name, style=f"bold {style}"), Padding(listed, (0, 0, 0, 2))]
+    return Group(*sections)

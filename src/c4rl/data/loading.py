@@ -1,4 +1,4 @@
-"""One way in: any supported file becomes a Dataset, or one sentence says why not."""
+"""Loads any supported file as a Dataset, or raises one sentence that says why not."""
 
 import hashlib
 import stat
@@ -34,7 +34,7 @@ KNOWN_FOREIGN = {
 
 
 def _recognise(path: Path) -> tuple[str, Reader]:
-    """What the file is, by its first bytes, and who reads it."""
+    """The kind of the file, by its first bytes, and its reader."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise InputError(f"{path}: not a regular file; {EXPECTED}.")
     with path.open("rb") as file:
@@ -65,7 +65,7 @@ def load_dataset(
 ) -> Dataset:
     """Read an npz file, a D4RL HDF5 file or a local Minari dataset (its folder, or `minari:<id>`).
 
-    What a file is shows in its content, not in its name. Action bounds come from the arguments, else from the file,
+    The content decides the format, not the name. Action bounds come from the arguments, else from the file,
     else they are [-1, 1]; actions outside them are refused, or clipped with `clip_actions`. With a `task`, its
     dimensions must agree. Bad input raises InputError.
     """

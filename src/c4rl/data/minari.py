@@ -106,7 +106,7 @@ def _space(path: Path, metadata: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _bounds(path: Path, metadata: dict[str, Any]) -> list[Array | None]:
     """The action space's bounds; None where they are not stored, or infinite. Discrete actions may be stored in many
-    dtypes and images as JPEG bytes: the spaces name them surely, and they are refused."""
+    dtypes and images as JPEG bytes: the spaces identify them, and they are refused."""
     action_space = _space(path, metadata, "action_space")
     kind = action_space.get("type", "Box")
     if kind in ("Discrete", "MultiDiscrete", "MultiBinary"):
@@ -120,7 +120,7 @@ def _bounds(path: Path, metadata: dict[str, Any]) -> list[Array | None]:
     return [bound if np.isfinite(bound).all() else None for bound in bounds]
 
 
-def _parts(file: Hdf5, name: str) -> list[tuple[str, int | None]]:
+def _observation_layout(file: Hdf5, name: str) -> list[tuple[str, int | None]]:
     """Which arrays make up the observation vector, in order, and how many columns of each (None: all)."""
     observations = file.file.get(name)
     if not isinstance(observations, h5py.Group):
@@ -136,10 +136,10 @@ def _parts(file: Hdf5, name: str) -> list[tuple[str, int | None]]:
     raise problem(file.path, name, found, "one array, or the dictionary of PointMaze, AntMaze or Kitchen")
 
 
-def _episode(file: Hdf5, name: str, parts: list[tuple[str, int | None]]) -> dict[str, Array]:
+def _episode(file: Hdf5, name: str, layout: list[tuple[str, int | None]]) -> dict[str, Array]:
     """The arrays of one episode of T rows; observations have T + 1."""
     path, array = file.path, partial(file.array, expected=f"Minari's arrays observations, {', '.join(PER_ROW)}")
-    pieces = [array(f"{name}/observations{part}").read()[..., :width] for part, width in parts]
+    pieces = [array(f"{name}/observations{part}").read()[..., :width] for part, width in layout]
     if len({piece.shape[:-1] for piece in pieces}) > 1:
         raise problem(path, f"{name}/observations", f"has parts of shape {[p.shape for p in pieces]}", "equal rows")
     fields = {key: array(f"{name}/{key}").read() for key in PER_ROW}
@@ -159,7 +159,7 @@ def _episode(file: Hdf5, name: str, parts: list[tuple[str, int | None]]) -> dict
 
 
 def read_minari(path: Path, task: TaskLike | None = None) -> Log:
-    """Read the `main_data.hdf5` of a local Minari dataset; see the module for its layout."""
+    """Read the `main_data.hdf5` of a local Minari dataset; the module's docstring describes the format."""
     low, high = _bounds(path.parent / "metadata.json", _metadata(path.parent, within=path.parent))
     episodes: list[dict[str, Array]] = []
     goals: set[bytes] = set()
@@ -169,9 +169,9 @@ def read_minari(path: Path, task: TaskLike | None = None) -> Log:
             if re.fullmatch(r"episode_[0-9]{1,18}", name) is None:
                 raise problem(path, name, "has no number in its name", "Minari's groups episode_0, episode_1, ...")
         names.sort(key=lambda name: int(name.removeprefix("episode_")))
-        parts = _parts(file, f"{names[0]}/observations")
+        layout = _observation_layout(file, f"{names[0]}/observations")
         for name in names:
-            episode = _episode(file, name, parts)
+            episode = _episode(file, name, layout)
             if len(episode["rewards"]):
                 episodes.append(episode)
             goal = f"{name}/observations/desired_goal"
@@ -192,8 +192,8 @@ def read_minari(path: Path, task: TaskLike | None = None) -> Log:
     for truncated in truncations:
         truncated[-1] = True  # an episode that stops without a flag was cut as well
     notes = []
-    if parts[0][0]:
-        described = " + ".join(part[1:] + (f"[:{width}]" if width else "") for part, width in parts)
+    if layout[0][0]:
+        described = " + ".join(part[1:] + (f"[:{width}]" if width else "") for part, width in layout)
         notes.append(f"The dictionary observations were made one vector: {described}.")
     if len(goals) > 1:
         notes.append(f"The desired goal takes {len(goals)} values and is not part of the observation.")

@@ -14,7 +14,7 @@ from c4rl.data.dataset import Dataset
 
 @dataclass(frozen=True)
 class Scaling:
-    """How a dataset's numbers enter the networks."""
+    """How a dataset's numbers are scaled for the networks."""
 
     observation_mean: np.ndarray
     observation_std: np.ndarray
@@ -41,7 +41,7 @@ def check_scaled(dataset: Dataset, scaling: Scaling) -> None:
 
 
 def baselines(dataset: Dataset, scaling: Scaling) -> dict[str, float]:
-    """What the held-out numbers compare with: the mean action instead of a policy, and 0 instead of a critic."""
+    """Baselines of the held-out numbers: the mean action as the policy, and 0 as the critic."""
     rewards = dataset.rewards.astype(np.float64) * scaling.reward_scale + scaling.reward_shift
     spread = dataset.actions.std(axis=0, dtype=np.float64) * 2 / (dataset.action_high - dataset.action_low)
     return {

@@ -4,8 +4,8 @@ One endless trajectory: the waypoint controller drives to a random goal, then to
 where the goal was reached (or given up after a horizon) carries the time-out flag and ends a trajectory; the ball is
 never reset. Rewards are those of the task's fixed goal, which the controller does not know.
 
-D4RL's files pay a row for the position it starts from; here, as in the environment, it is the position the step
-reaches: r(s, a, s') is what a TD target needs.
+In D4RL's files a row's reward is that of the position it starts from; here, as in the environment, it is that of the
+position the step reaches: a TD target needs r(s, a, s').
 """
 
 import zipfile

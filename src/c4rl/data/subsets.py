@@ -32,8 +32,8 @@ def trajectory_returns(dataset: Dataset, discount: float = 1.0) -> Array:
 def whole_trajectories(dataset: Dataset) -> Array:
     """Which trajectories were not cut by accident, [trajectories] bool; all of them where fewer than two are whole.
 
-    One without a terminal met a time limit, which leaves all equally long, or was cut: by the end of a file, by a
-    subset, between rows that do not join. It is whole if it is about as long as those that most such rows are part of.
+    One without a terminal met a time limit, which makes all of them equally long, or was cut: by the end of a file, by
+    a subset, between rows that do not join. It counts as whole if it is about as long as most of them, by rows.
     """
     starts, stops = trajectory_slices(dataset)
     lengths, ended = stops - starts, dataset.terminals[stops - 1]
@@ -105,11 +105,11 @@ def subset_with_replacement(dataset: Dataset, size: int, seed: int, index_drift:
     """`size` rows: trajectories drawn with replacement, likelier the longer they are, the last one cut. Next actions
     stay as they were stored.
 
-    Authors' release: its reduced sets are drawn so, by Python's own generator, and one trajectory may come more than
-    once. Each time it is a trajectory of its own here. `index_drift` adds how the release finds the rows: it looks a
-    trajectory up by its place among all logged rows in arrays from which every time-out row was taken out, and so
-    returns rows that lie later by one for each time-out so far, and fewer where they would lie beyond the end. A last
-    trajectory without a terminal is never drawn then, because the release does not see its end.
+    The authors' release draws its reduced sets this way, with Python's own generator. A trajectory may be drawn several
+    times; here each copy is a trajectory of its own. `index_drift` reproduces how the release finds rows: it takes a
+    trajectory's position among all logged rows and applies it to arrays without time-out rows. So it returns rows that
+    come later by one for each earlier time-out, and fewer of them at the end of the data. It never draws a last
+    trajectory without a terminal, because it does not see its end.
     """
     if size < 1:
         raise InputError(f"{dataset.source}: 'size' is {size}; expected 1 or more.")
@@ -158,12 +158,12 @@ def hold_out(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dat
         return _hold_out_by_time(dataset, fraction)
     held_count = min(max(1, round(fraction * count)), count - 1)
     order = _generator(seed).permutation(count)
-    parts = []
+    datasets = []
     for name, chosen in (("kept for training", order[held_count:]), ("held out", order[:held_count])):
         rows = _rows_of(dataset, np.sort(chosen))
         note = f"{len(chosen)} of {count} trajectories {name} with seed {seed}."
-        parts.append(_take(dataset, rows, ends_of(dataset.trajectory_ids[rows]), note))
-    return parts[0], parts[1]
+        datasets.append(_take(dataset, rows, ends_of(dataset.trajectory_ids[rows]), note))
+    return datasets[0], datasets[1]
 
 
 def _hold_out_by_time(dataset: Dataset, fraction: float) -> tuple[Dataset, Dataset]:
@@ -171,11 +171,11 @@ def _hold_out_by_time(dataset: Dataset, fraction: float) -> tuple[Dataset, Datas
     if count < 2:
         raise InputError(f"{dataset.source}: found 1 row, of which none can be held out; expected at least 2.")
     kept = min(max(1, count - round(fraction * count)), count - 1)
-    parts = []
+    datasets = []
     for name, rows in (("first", np.arange(kept)), ("last", np.arange(kept, count))):
         note = f"The {name} {len(rows)} of {count} rows, which are one trajectory: its end is held out."
-        parts.append(_take(dataset, rows, ends_of(dataset.trajectory_ids[rows]), note))
-    return _without_last_next_action(parts[0]), parts[1]
+        datasets.append(_take(dataset, rows, ends_of(dataset.trajectory_ids[rows]), note))
+    return _without_last_next_action(datasets[0]), datasets[1]
 
 
 def top_fraction(dataset: Dataset, fraction: float, discount: float = 1.0) -> Dataset:

@@ -1,7 +1,7 @@
-"""The physics of D4RL's MuJoCo (2.0) on a current one: the same model, compiled and stepped so that it moves as then.
+"""D4RL's physics (MuJoCo 2.0) on a current MuJoCo: models are compiled and stepped so that they move as they did then.
 
-Five things changed in MuJoCo since, and all are repaired here; docs/environments.md has the proof. Whoever changes what
-this module computes counts up PHYSICS in environments/tasks.py.
+Five things have changed in MuJoCo since, and this module reverses them all; docs/environments.md has the proof. If you
+change what this module computes, increase PHYSICS in environments/tasks.py.
 
 - A capsule had the mass and inertia of a cylinder: its own middle, longer by half the radius at both ends (to 2.1.1).
 - The margin of a contact was the larger of its geoms' margins (to 3.4), not their sum.
@@ -9,7 +9,7 @@ this module computes counts up PHYSICS in environments/tasks.py.
 - Setting a state normalised the quaternions in it (to 3.1.6 at least).
 - Runge-Kutta averaged angular velocities as if they were linear (to 3.17).
 
-The XML is edited as text, because MuJoCo's own editor, MjSpec, exists from 3.2 on only.
+The XML is edited as text, because MuJoCo's own editor, MjSpec, exists only from 3.2 on.
 """
 
 import xml.etree.ElementTree as ElementTree
@@ -160,7 +160,7 @@ def _text(values: Iterable[float]) -> str:
 
 
 def _read(path: Path) -> Element:
-    """The file with its includes in place and its folders absolute: the text compiles anywhere."""
+    """The file with its includes inserted and its folders absolute, so that the text compiles anywhere."""
     root, folder = ElementTree.parse(path).getroot(), path.resolve().parent
     _insert_includes(root, folder)
     for compiler in root.findall("compiler"):

@@ -1,7 +1,7 @@
-"""Scores policies in worker processes that run whole episodes, without a word between steps.
+"""Scores policies in worker processes that run whole episodes.
 
-Episode e of an evaluation with seed s is reset with seed s + e, and a worker asks the policy for one observation at a
-time, as a plain loop over the environment does: returns are bitwise those of that loop, whatever the number of workers.
+Episode e of an evaluation with seed s is reset with seed s + e, and a worker runs the policy on one observation at a
+time, like a plain loop over the environment: returns are bitwise those of that loop, for any number of workers.
 (A matrix product rounds differently with the number of rows; one row at a time costs about a tenth of a step.)
 
 A worker is a fresh interpreter that imports neither torch nor the caller's main module. The parent writes one JSON line
@@ -68,7 +68,7 @@ def rollout(environment: "gymnasium.Env", policy: NumpyPolicy, seed: int) -> dic
 
 @dataclass(eq=False)
 class _Evaluation:
-    """What a call of `submit` waits for."""
+    """An evaluation in progress."""
 
     policies: list[bytes]
     returns: Array  # [policies, episodes], filled in any order
@@ -127,7 +127,7 @@ class _Worker:
         code = self.process.wait()
         for stream in (self.process.stdin, self.process.stdout):
             assert stream is not None
-            with suppress(OSError):  # bytes that a dead worker never took
+            with suppress(OSError):  # bytes that a dead worker never read
                 stream.close()
         return code
 
@@ -152,7 +152,7 @@ class EvaluationPool:
     def submit(self, policies: Sequence[NumpyPolicy], episodes: int, seed: int) -> "Future[Array]":
         """Start an evaluation; the future's result is [policies, episodes] raw undiscounted returns.
 
-        All policies meet the same starts. A policy whose weights are not finite has diverged: its returns are NaN.
+        All policies get the same starts. A policy whose weights are not finite has diverged: its returns are NaN.
         """
         finite = [all(np.isfinite(w).all() for w in (*p.weights, *p.biases)) for p in policies]
         todo = [(p, e) for p in range(len(policies)) if finite[p] for e in range(episodes)]
@@ -276,7 +276,7 @@ def serve() -> None:
         while line := commands.readline():
             message = json.loads(line)
             inbox.put((message["seed"], commands.read(message["policy_bytes"])))
-        os._exit(0)  # end of file: the parent is gone, and an episode under way is of no use to anyone
+        os._exit(0)  # end of file: the parent is gone, and nobody needs the current episode
 
     threading.Thread(target=read, daemon=True).start()
     policy = None
@@ -287,6 +287,6 @@ def serve() -> None:
                 policy = NumpyPolicy.from_arrays(np.load(io.BytesIO(new), allow_pickle=False))
             assert policy is not None
             reply: dict[str, float | str] = {"return": episode_return(environment, policy, seed)}
-        except Exception as error:  # whatever an environment raises is the parent's to report
+        except Exception as error:  # the parent reports whatever an environment raises
             reply = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(reply), file=replies, flush=True)

@@ -6,7 +6,7 @@ import gymnasium
 
 from c4rl.core.errors import InputError
 
-# whoever names a -v4 id wants it, not the advice to move on to -v5
+# the user asked for -v4: hide gymnasium's advice to use -v5
 _ADVICE = r".*The environment (Hopper|HalfCheetah|Walker2d|Ant)-v4 is out of date"
 # cuts episodes of gymnasium ids that are registered without a time limit of their own
 DEFAULT_HORIZON = 1000

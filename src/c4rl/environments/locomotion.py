@@ -1,7 +1,7 @@
-"""Hopper, HalfCheetah, Walker2d and Ant as D4RL has them: gymnasium's -v4 on D4RL's physics, with a leaner step.
+"""Hopper, HalfCheetah, Walker2d and Ant as D4RL has them: gymnasium's -v4 on D4RL's physics, with a faster step.
 
-gymnasium spends a third of a step in small NumPy calls around MuJoCo. The same numbers, bit for bit, take a fraction of
-them; resets and spaces stay gymnasium's own.
+gymnasium spends a third of a step in small NumPy calls around MuJoCo. This module makes fewer of them for
+the same numbers, bit for bit; resets and spaces are gymnasium's own.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def _ant_stands(position: Array, velocity: Array) -> bool:
 class _Robot:
     hidden_positions: int  # leading coordinates that the observation leaves out
     control_cost: float
-    bonus: float  # per step, also for the step that falls
+    bonus: float  # per step, even the one that falls
     stands: Callable[[Array, Array], bool] | None = None  # None: never terminates
     max_velocity: float | None = None  # clip of observed velocities
     torso: str | None = None  # forward motion is this body's, not the first coordinate's
@@ -49,7 +49,7 @@ _ROBOTS = {
 
 
 def gymnasium_environment(name: str) -> gymnasium.Env:
-    """gymnasium's own class on D4RL's physics: the plain environment that `Locomotion` is a faster way to step."""
+    """gymnasium's own class on D4RL's physics: the plain environment that `Locomotion` steps faster."""
     entry_point = gymnasium.spec(name).entry_point
     assert isinstance(entry_point, str)
     theirs: Any = load_env_creator(entry_point)

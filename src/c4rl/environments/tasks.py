@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray
 
-PHYSICS = "d4rl-1"  # what D4RL's tasks are simulated on; counted up whenever scores may move
+PHYSICS = "d4rl-1"  # the simulator of D4RL's tasks; increased whenever scores may change
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Task:
 
     @property
     def score_name(self) -> str:
-        """What `normalise` gives."""
+        """The kind of score that `normalise` returns."""
         return "raw return" if self.reference_min is None else "normalised"
 
 
@@ -177,7 +177,7 @@ def missing(task: Task) -> str | None:
 
 
 def simulator(*tasks: Task) -> str | None:
-    """What scores policies of these tasks, with its version: scores of different simulators do not compare."""
+    """The simulator of these tasks, with its version: scores of different simulators are not comparable."""
     version, names = importlib.metadata.version, []
     for task in tasks:
         if task.domain == "gym":
@@ -188,7 +188,7 @@ def simulator(*tasks: Task) -> str | None:
 
 
 def tasks_list() -> list[dict[str, Any]]:
-    """The table for machines: one dictionary per task; `missing` is None where it can be evaluated here."""
+    """The table as data: one dictionary per task; `missing` is None where it can be evaluated here."""
     rows = []
     for task in TASKS.values():
         absent = missing(task)

@@ -32,7 +32,7 @@ class TrainConfig(Options):
     """Train R runs of one algorithm: one per dataset, point of the sweep and seed."""
 
     algorithm: str = option(choices=ALGORITHMS)
-    """What is trained."""
+    """The algorithm to train."""
     dataset: tuple[Path, ...] = option()
     """npz, D4RL hdf5, or a local Minari dataset (its folder, or minari:ID); several of one shape train together."""
     task: tuple[str, ...] = option()
@@ -43,7 +43,7 @@ class TrainConfig(Options):
     preset: str = option(NO_PRESET, choices=(NO_PRESET, PUBLISHED, *PRESETS))
     """The defaults of the other flags; flags given with it win. published: the algorithm's own publication."""
     plugins: tuple[str, ...] = option(("none",), choices=ChainMap[str, Any]({"none": None}, PLUGINS))
-    """What is plugged into it."""
+    """Plug-ins for the algorithm."""
     seeds: tuple[int, ...] = option((0,), at_least=0, at_most=MOST_SEED)
     """One run per seed; they train together."""
     sweep: tuple[str, ...] = ()
@@ -83,7 +83,7 @@ class TrainConfig(Options):
     eval_seed: int = option(10_000, at_least=0, at_most=MOST_SEED)
     """Episode e is reset with seed eval_seed + e, the same for every run and evaluation."""
     eval_in_background: Literal["auto", "yes", "no"] = "auto"
-    """Whether training goes on while policies are evaluated; auto: on a GPU, since a CPU's cores would be shared."""
+    """Whether training continues while policies are evaluated; auto: on a GPU, since a CPU's cores would be shared."""
     hold_out: float = option(0.1, at_least=0, below=1)
     """With --task none: share of the trajectories (of one long log: its end) kept for the held-out report; 0: none."""
     log_every: int = option(500, at_least=1, at_most=MOST)
@@ -102,7 +102,7 @@ class TrainConfig(Options):
     fused_kernels: bool = True
     """On a GPU: use this package's Triton kernels where they apply, PyTorch's own otherwise."""
     precision: str = option("fp32", choices=OFFERED)
-    """Of matrix products on a GPU; bf16x3 is faster where products are large. No other has been shown to be harmless
+    """Matrix products on a GPU; bf16x3 is faster if they are large. No other mode has been shown to be harmless
     (benchmarks/speed.md)."""
     monitor: bool = False
     """Log the cross-covariance diagnostics, whatever the plug-ins."""
@@ -112,7 +112,7 @@ class TrainConfig(Options):
     """The plug-ins' own options, in the order of `plugins`."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.dataset, str | Path):  # one may be given as it is
+        if isinstance(self.dataset, str | Path):  # a single one needs no tuple
             object.__setattr__(self, "dataset", (Path(self.dataset),))
         if isinstance(self.task, str):
             object.__setattr__(self, "task", (self.task,))
@@ -175,7 +175,7 @@ class TrainConfig(Options):
         return dataclasses.replace(self, sweep=(), by_dataset=(), options=options, plugin_options=plugin_options)
 
     def _check_point(self, values: tuple[Any, ...]) -> None:
-        """Refuse what the flags would refuse, and what would make runs of different length."""
+        """Refuse values that the flags would refuse, and values that change the length of a stage."""
         try:
             point = self.at_point(values)
         except InputError as error:
@@ -225,7 +225,7 @@ def published_fields(algorithm: str, plugins: tuple[str, ...], task: str) -> dic
 
 
 def preset_fields(name: str, algorithm: str, plugins: tuple[str, ...] | None, task: str) -> dict[str, Any]:
-    """The fields of TrainConfig that a preset gives; plugins: those to be used instead of the preset's own."""
+    """The fields of TrainConfig that a preset gives; plugins: used instead of the preset's own."""
     if name == PUBLISHED:
         return published_fields(algorithm, plugins or ("none",), task)
     if not algorithm_class(algorithm).has_critic:
@@ -284,7 +284,7 @@ def from_json(data: dict[str, Any], origin: str) -> TrainConfig:
     plugin_options = tuple(
         from_dict(PLUGINS[name][0], values, origin) for name, values in zip(chosen, stored, strict=True)
     )
-    for name in ("dataset", "task"):  # one is stored as it is
+    for name in ("dataset", "task"):  # a single one is stored as text
         data |= {name: [data[name]]} if isinstance(data.get(name), str) else {}
     return from_dict(TrainConfig, data, origin, options=options, plugin_options=plugin_options)
 

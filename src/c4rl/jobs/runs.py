@@ -29,17 +29,17 @@ class Run:
 
     @property
     def title(self) -> str:
-        """For sentences."""
+        """For messages."""
         return f"seed {self.key}" if isinstance(self.key, int) else self.key
 
     @property
     def group(self) -> str:
-        """What runs that differ by their seeds alone have in common; empty where all do."""
+        """What runs that differ only by seed have in common; empty if all runs do."""
         return ",".join([*([self.label] if self.label else []), *(f"{flag}={value}" for flag, value in self.values)])
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What tells this run from the others, as stored in files."""
+        """What distinguishes this run from the others, as stored in files."""
         if isinstance(self.key, int):
             return {"seed": self.seed}
         dataset = {"dataset": self.label} if self.label else {}
@@ -47,12 +47,12 @@ class Run:
 
 
 def key_of(record: dict[str, Any]) -> RunKey:
-    """Of the run that a line of metrics.jsonl is about."""
+    """The key of the run in a line of metrics.jsonl."""
     return record.get("run", record["seed"])
 
 
 def file_name(key: RunKey) -> str:
-    """What files call a run."""
+    """A run's name in files."""
     return f"seed_{key}" if isinstance(key, int) else key
 
 
@@ -87,9 +87,9 @@ def runs_of(config: TrainConfig) -> tuple[Run, ...]:
 
 def dataset_labels(paths: Sequence[Path]) -> list[str]:
     """File names without their endings, with as many folders before them as tell them apart; safe in file names."""
-    parts = [[*path.parts[:-1], path.stem if path.suffix in SUFFIXES else path.name] for path in paths]
-    for length in range(1, max(map(len, parts)) + 1):
-        labels = [re.sub(r"[^\w.+-]+", "_", "-".join(p[-length:])).strip("_") for p in parts]
+    names = [[*path.parts[:-1], path.stem if path.suffix in SUFFIXES else path.name] for path in paths]
+    for length in range(1, max(map(len, names)) + 1):
+        labels = [re.sub(r"[^\w.+-]+", "_", "-".join(name[-length:])).strip("_") for name in names]
         if len(set(labels)) == len(labels):
             return labels
     return [f"dataset_{i}" for i in range(len(paths))]
@@ -114,9 +114,9 @@ def data_configs(config: TrainConfig) -> list[TrainConfig]:
 def launch_groups(
     config: TrainConfig, runs: Sequence[Run], rows: Sequence[int], device: torch.device
 ) -> list[tuple[Run, ...]]:
-    """Runs grouped into launches: together those that differ in options that may differ alone, as many as pay.
+    """Runs grouped into launches: those that differ only in options that may differ, as many as is fastest.
 
-    rows: how many each of the job's prepared data has. How runs are grouped changes speed only, never a result.
+    rows: of each of the job's prepared data. Grouping changes the speed, never a result.
     """
     width = len(runs) if device.type == "cuda" else algorithm_class(config.algorithm).runs_together_on_cpu
     groups = alike(config, runs, rows)
@@ -133,13 +133,13 @@ def alike(config: TrainConfig, runs: Sequence[Run], rows: Sequence[int]) -> list
 
 def _launch_key(config: TrainConfig, run: Run, rows: Sequence[int]) -> Hashable:
     own, count = run_config(config, run) if run.values else config, rows[run.data]
-    parts = [algorithm_class(config.algorithm).launch_key(own.options, count, run.data)]
+    key = [algorithm_class(config.algorithm).launch_key(own.options, count, run.data)]
     for name, plugin_options in zip(plugin_names(own.plugins, own.algorithm), own.plugin_options, strict=True):
-        parts.append(PLUGINS[name][1].launch_key(plugin_options, count, run.data))
+        key.append(PLUGINS[name][1].launch_key(plugin_options, count, run.data))
     for swept, (_, value) in zip(config.swept if run.values else (), run.values, strict=True):
         stacks = may_differ(swept.field) and isinstance(value, float | int)
-        parts.append(value == 0 if stacks else (swept.name, value))  # 0 often switches a term off altogether
-    return tuple(parts)
+        key.append(value == 0 if stacks else (swept.name, value))  # 0 often switches a term off altogether
+    return tuple(key)
 
 
 def stacked_options(config: TrainConfig, runs: Sequence[Run], device: torch.device, dtype: torch.dtype) -> RunOptions:

@@ -68,7 +68,7 @@ def parse_by_dataset(
 
 
 def differences(options: Sequence[RunOptions]) -> list[str] | None:
-    """Words of --by-dataset that lead from the first options to each of the others; None where none do."""
+    """Words of --by-dataset that describe how the options differ; None if words cannot."""
     words = []
     for owners in zip(*((algorithm, *plugins) for algorithm, plugins in options), strict=True):
         if len({type(owner) for owner in owners}) > 1:

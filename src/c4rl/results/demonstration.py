@@ -1,4 +1,4 @@
-"""The main job on an embedded default: record, train with and without C4, score, draw."""
+"""The demonstration: record data, train with and without C4, score, draw."""
 
 import time
 from pathlib import Path
@@ -24,7 +24,7 @@ from c4rl.training.restore import restore
 from c4rl.training.run_directory import check_new_output
 
 TRAJECTORIES = 12  # drawn per panel
-# Smaller networks and larger steps than the paper's, so that two minutes suffice to see something learned. Picked from
+# Smaller networks and larger steps than the paper's, so that two minutes are enough to learn something. Chosen from
 # eight settings by TD3+BC's scores on this very maze and these seeds: a demonstration, not a comparison of methods.
 OPTIONS = TD3BCConfig(hidden_layers=2, hidden_width=128, actor_lr=1e-3, critic_lr=1e-3, tau=0.01, alpha=5.0)
 
@@ -33,7 +33,7 @@ C4 = C4Config(lambda_="auto")
 
 
 def demonstrate(folder: Path, task: str, size: int, updates: int, seeds: tuple[int, ...], episodes: int) -> None:
-    """Into a new folder; episodes: of evaluation, per run."""
+    """Write all to a new folder. episodes: per run, for the evaluation."""
     console, began = Console(), time.monotonic()
     check_new_output(folder)
     chosen = get_task(task)

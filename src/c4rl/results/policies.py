@@ -1,4 +1,4 @@
-"""Policies of finished or interrupted jobs: score them, take them away."""
+"""Scores and exports policies of finished or interrupted jobs."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ def load_policy(
 ) -> NumpyPolicy:
     """The policy of a run folder; `act(observation)` takes raw observations and gives actions in the task's units.
 
-    A run is found by its seed where no other has it, or by its name; without either it is the first.
+    Choose a run by its name, or by its seed if no other run has it; the default is the first run.
     """
     return _load_one(Path(folder), checkpoint, seed, run)[1]
 

@@ -154,13 +154,13 @@ def peak_flops(device: torch.device) -> float | None:
 
 
 def update_flops(config: TrainConfig, data: Dataset, stage: int = 0) -> float:
-    """Of one run's update, refreshes left out: the multiplications and additions of its matrix products."""
+    """Multiplications and additions of the matrix products of one run's update, without refreshes."""
     alone = replace(config, seeds=config.seeds[:1], cuda_graph=False, fused_kernels=False)
     update, _, _ = stepper_parts(alone, data, torch.device("cpu"), stage)
     update()
     with _ProductFlops() as counter:
         update()
-        update()  # of two: some parts run every second time
+        update()  # two updates, as some work is done every second time
     return counter.total / 2
 
 
@@ -204,7 +204,7 @@ def _measure_one(
 ) -> dict[str, Any]:
     """Rates with the refreshes that fall into the time, and what share of it they took."""
     if device.type == "cuda":
-        gc.collect()  # what was measured before
+        gc.collect()  # memory of the last measurement
         torch.cuda.reset_peak_memory_stats(device)
     update, refresh, period = stepper_parts(config, data, device, stage, precision)
     without = measure(update, seconds, device, warm_up=10)

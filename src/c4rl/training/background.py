@@ -1,4 +1,4 @@
-"""What goes on beside training: evaluations in the worker processes, and files on their way to the disk."""
+"""Work in parallel with training: evaluations in worker processes, and files being written."""
 
 import errno
 import time
@@ -17,12 +17,12 @@ from c4rl.jobs.config import TrainConfig
 from c4rl.training.checkpoint import load_policies, save_policies
 
 MOST_PENDING = 4  # evaluations; with more, training waits for the oldest
-MOST_FILES = 8  # on their way to the disk; with more, training waits for the first
+MOST_FILES = 8  # waiting to be written; with more, training waits for the first
 GPU_CHECKPOINT_SECONDS = 10.0
 
 
 class Scores(Protocol):
-    """Of one evaluation: per run, what is to be logged."""
+    """Scores of one evaluation: metrics to log, per run."""
 
     def done(self) -> bool: ...
 
@@ -30,7 +30,7 @@ class Scores(Protocol):
 
 
 class KnownScores:
-    """Of an evaluation that was waited for."""
+    """Scores of an evaluation that has finished."""
 
     def __init__(self, scores: dict[Any, dict[str, Any]]) -> None:
         self._scores = scores
@@ -43,7 +43,7 @@ class KnownScores:
 
 
 def in_background(config: TrainConfig, device: torch.device) -> bool:
-    """Whether evaluations go on beside training. On a CPU they would only take each other's cores."""
+    """Whether evaluations run in parallel with training. On a CPU the two would compete for cores."""
     return config.eval_in_background == "yes" or (config.eval_in_background == "auto" and device.type == "cuda")
 
 
@@ -76,7 +76,7 @@ class PendingEvaluations:
         return list(self._queue)
 
     def finished(self, wait: bool = False) -> Iterator[tuple[PendingEvaluation, dict[Any, dict[str, Any]]]]:
-        """Those that are done and have none before them that is not; with `wait`, all of them."""
+        """Finished evaluations up to the first unfinished one; with `wait`, all of them."""
         while self._queue and (wait or len(self._queue) > self.most or self._queue[0].scores.done()):
             scores = self._queue[0].scores.result()
             yield self._queue.popleft(), scores
@@ -87,7 +87,7 @@ def pending_file(folder: Path, update: int) -> Path:
 
 
 def save_pending(folder: Path, evaluations: list[PendingEvaluation]) -> None:
-    """The policies of evaluations that a checkpoint counts on: should the job die, it evaluates them when resumed."""
+    """Save the policies whose evaluation is pending at a checkpoint: a killed job evaluates them when resumed."""
     for evaluation in evaluations:
         path = pending_file(folder, evaluation.update)
         if not path.exists():
@@ -99,7 +99,7 @@ def load_pending(folder: Path, update: int) -> dict[Any, NumpyPolicy]:
 
 
 def forget_pending(folder: Path, still: list[int]) -> None:
-    """Delete the policies of evaluations that no checkpoint counts on any more."""
+    """Delete policies that no checkpoint needs any more."""
     keep = {pending_file(folder, update) for update in still}
     for path in folder.glob("pending_*.safetensors"):
         if path not in keep:
@@ -110,10 +110,10 @@ def forget_pending(folder: Path, still: list[int]) -> None:
 
 
 class BackgroundWriter:
-    """One thread that writes files in the order in which they are handed over.
+    """One thread that writes files in the order of submission.
 
-    After an error nothing more is written, because a file may count on those before it; the error is raised where the
-    next file is handed over or waited for. Checkpoints are `seconds` apart, and at most one is on its way.
+    After an error it writes nothing more, because a file may depend on earlier ones; the next `submit`, `check` or
+    `wait` raises the error. Checkpoints are at least `seconds` apart, and at most one is being written.
     """
 
     def __init__(self, folder: Path, config: TrainConfig, device: torch.device) -> None:
@@ -127,7 +127,7 @@ class BackgroundWriter:
         self._failed = False
 
     def checkpoint_is_due(self) -> bool:
-        """With 0 seconds every one is, and waits for the one before; else none is while that is being written."""
+        """With 0 seconds always, after waiting for the last one; otherwise not while that is being written."""
         self.check()
         busy = self._checkpoint is not None and not self._checkpoint.done()
         return self.seconds == 0 or (not busy and time.monotonic() - self._checkpoint_at >= self.seconds)
@@ -139,7 +139,7 @@ class BackgroundWriter:
         self._checkpoint = self.submit(path, write)
 
     def submit(self, path: Path, write: Callable[[], None]) -> "Future[None]":
-        """`write` is to write `path` (named where that fails)."""
+        """Queue `write`, which writes `path`; errors name the path."""
         self.check()
         while len(self._underway) >= MOST_FILES:
             self._wait_for_first()
@@ -148,21 +148,21 @@ class BackgroundWriter:
         return future
 
     def check(self) -> None:
-        """Raise what went wrong since the last look; waits for nothing."""
+        """Raise errors since the last call, without waiting."""
         while self._underway and self._underway[0].done():
             self._wait_for_first()
 
     def wait(self) -> None:
-        """Until all is on the disk."""
+        """Wait until all files are on disk."""
         while self._underway:
             self._wait_for_first()
 
     def close(self) -> None:
-        """Let the thread write what it has, and end it; raises nothing."""
+        """Write what is queued and end the thread; raises nothing."""
         self._thread.shutdown()
 
     def _wait_for_first(self) -> None:
-        self._underway[0].result()  # one that failed stays, to be raised again
+        self._underway[0].result()  # a failed one stays and is raised again
         self._underway.popleft()
 
     def _write(self, path: Path, write: Callable[[], None]) -> None:

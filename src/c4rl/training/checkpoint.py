@@ -32,12 +32,12 @@ class Progress:
     clustering_seconds: float = 0.0
     evaluation_seconds: float = 0.0
     run_updates: int = 0
-    dataset_sha256: str = ""  # of several datasets: one after the other
+    dataset_sha256: str = ""  # of several datasets: joined by commas
     pending: list[int] = field(default_factory=list)  # updates whose evaluations are under way
 
 
 def save_checkpoint(path: Path, states: Mapping[Any, RunState], progress: Progress) -> None:
-    # contiguous: safetensors writes memory as it lies, and a matrix from linear algebra may lie transposed
+    # contiguous: safetensors writes memory in order, and a matrix from linear algebra may be transposed
     arrays = {
         f"{file_name(run)}/{name}": t.contiguous().numpy() for run, state in states.items() for name, t in state.items()
     }

@@ -11,14 +11,14 @@ WARM_UP = 3  # real calls of a phase before its capture: libraries choose their 
 class GraphedCalls:
     """Calls `function(step)` eagerly at first, then captures it once per phase and replays it.
 
-    Calls of equal phase run the same operations on the same tensors; everything a call reads or leaves behind lives in
-    tensors that are written in place, so that what happens between replays (re-clustering, a restored checkpoint) is
-    seen by them. A replay gives the captured call's own result again, its tensors written anew. Capturing runs nothing:
-    no call is done twice or left out.
+    Calls of equal phase run the same operations on the same tensors. Everything a call reads or writes lives in tensors
+    that are updated in place, so replays see changes made between them (re-clustering, a restored checkpoint). A replay
+    returns the captured call's result, with its tensors rewritten. Capturing runs nothing: no call is repeated or
+    skipped.
     """
 
     def __init__(self, function: Callable[[int], Any], pool: Any = None) -> None:
-        """pool: of another instance's memory, where the two never run at the same time."""
+        """pool: another instance's memory pool, if the two never run at the same time."""
         self.function = function
         self.graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Any]] = {}
         self._warm: dict[Hashable, int] = {}
@@ -30,7 +30,7 @@ class GraphedCalls:
                 self._warm[phase] += 1
                 return self.function(step)
             graph = torch.cuda.CUDAGraph()
-            # thread_local: a checkpoint may be on its way from the GPU in another thread
+            # thread_local: another thread may be copying a checkpoint from the GPU
             with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
                 result = self.function(step)
             self.graphs[phase] = graph, result

@@ -42,7 +42,7 @@ class Display:
             self._live = Live(console=console, refresh_per_second=4)
             self._live.start()
             self._draw()
-            self._live.refresh()  # shown at once, however long the first update takes or however soon the last is done
+            self._live.refresh()  # shown at once, even if the first update takes long or the last comes soon
         else:
             console.print(title, highlight=False)
 
@@ -59,8 +59,8 @@ class Display:
         elif time.monotonic() - self._plain_at >= PLAIN_SECONDS:
             self._plain_at = time.monotonic()
             mean = {n: _mean([v[n] for v in per_run.values() if n in v]) for n in SHOWN}
-            parts = "  ".join(f"{n} {number(v)}" for n, v in mean.items() if v is not None)
-            self._line(f"update {update:,}/{self.total:,}  {parts}  {self._left(update)}")
+            losses = "  ".join(f"{n} {number(v)}" for n, v in mean.items() if v is not None)
+            self._line(f"update {update:,}/{self.total:,}  {losses}  {self._left(update)}")
 
     def evaluation(self, update: int, per_run: Mapping[RunKey, dict[str, Any]]) -> None:
         for key, record in per_run.items():
@@ -74,9 +74,9 @@ class Display:
         for group in dict.fromkeys(self.groups[key] for key in per_run):
             records = [record for key, record in per_run.items() if self.groups[key] == group]
             names = [name for name, value in records[0].items() if isinstance(value, float)]
-            parts = [f"{name} " + " ".join(number(record[name]) for record in records) for name in names]
+            scores = [f"{name} " + " ".join(number(record[name]) for record in records) for name in names]
             left = self._left(max(update, self._update))  # scores may come late
-            words = [f"update {update:,}/{self.total:,}", *([group] if group else []), *parts, left]
+            words = [f"update {update:,}/{self.total:,}", *([group] if group else []), *scores, left]
             self._line("  ".join(words))
 
     def frozen(self, run: RunKey, sentence: str) -> None:
@@ -117,7 +117,7 @@ class Display:
         first = "run" if any(self.groups.values()) else "seed"
         for heading in (first, *names, *scores, "state"):
             justify: Literal["left", "right"] = "left" if heading in ("run", "state") else "right"
-            # names end with what tells runs apart: they go on in the next line rather than being cut
+            # the end of a name tells runs apart: wrap names, never cut them
             table.add_column(heading.replace("_", " "), justify=justify, overflow="fold")
         for key, run in self.runs.items():
             table.add_row(str(key), *(number(run.get(n)) for n in (*names, *scores)), run["state"])

@@ -24,17 +24,17 @@ CHUNK = 4096  # held-out rows per forward pass
 class SimulatorScores:
     """An evaluation under way in the worker processes."""
 
-    def __init__(self, parts: list[tuple[Task, "Future[np.ndarray]", list[RunKey]]]) -> None:
-        self._parts = parts  # of each task: the returns to come, and of which runs they are
+    def __init__(self, by_task: list[tuple[Task, "Future[np.ndarray]", list[RunKey]]]) -> None:
+        self._by_task = by_task  # the pending returns of each task, and the runs they belong to
 
     def done(self) -> bool:
-        return all(returns.done() for _, returns, _ in self._parts)
+        return all(returns.done() for _, returns, _ in self._by_task)
 
     def result(self) -> dict[RunKey, dict[str, Any]]:
         """Per run, its scores; waits for them."""
         return {
             run: score_record(task, episodes)
-            for task, returns, runs in self._parts
+            for task, returns, runs in self._by_task
             for run, episodes in zip(runs, returns.result(), strict=True)
         }
 
@@ -44,7 +44,7 @@ class SimulatorEvaluation:
     the task has references."""
 
     def __init__(self, config: TrainConfig, preparations: Sequence[Preparation], spare_cores: int = 0) -> None:
-        """spare_cores: that the workers leave to others, where --threads does not say how many there are."""
+        """spare_cores: cores that workers leave free, if --threads is not given."""
         self.config = config
         self.tasks = {run.key: preparations[run.data].task for run in runs_of(config)}
         self._pools: dict[Task, EvaluationPool] = {}
@@ -55,15 +55,16 @@ class SimulatorEvaluation:
         return self.submit(policies).result()
 
     def submit(self, policies: Mapping[RunKey, NumpyPolicy]) -> SimulatorScores:
-        """Begin, and do not wait."""
-        parts = []
+        """Start, without waiting."""
+        by_task = []
         for task in dict.fromkeys(self.tasks[run] for run in policies):
             if task not in self._pools:
                 self._pools[task] = EvaluationPool(task, self.workers)
             runs = [run for run in policies if self.tasks[run] == task]
             own = [policies[run] for run in runs]
-            parts.append((task, self._pools[task].submit(own, self.config.eval_episodes, self.config.eval_seed), runs))
-        return SimulatorScores(parts)
+            returns = self._pools[task].submit(own, self.config.eval_episodes, self.config.eval_seed)
+            by_task.append((task, returns, runs))
+        return SimulatorScores(by_task)
 
     def close(self) -> None:
         for pool in self._pools.values():
@@ -75,8 +76,8 @@ def score_record(task: Task, returns: np.ndarray) -> dict[str, Any]:
 
 
 class HeldOutEvaluation:
-    """On rows kept from training (or, where none are, on those trained on): the critic's TD error and the policy's
-    distance to the logged actions."""
+    """On held-out rows, or on the training rows if there are none: the critic's TD error and the policy's distance to
+    the logged actions."""
 
     def __init__(self, preparations: Sequence[Preparation], training: TransitionBuffer) -> None:
         kept = [(p.held_out, p.scaling) for p in preparations if p.held_out is not None]
@@ -117,7 +118,7 @@ class HeldOutEvaluation:
 
 
 def explain_held_out(name: str, datasets: Sequence[Mapping[str, Any]]) -> str:
-    """What a number of `HeldOutEvaluation` is, in which unit, and what is good; datasets: their facts."""
+    """Explains a number of `HeldOutEvaluation`: its meaning, unit and scale. datasets: their facts."""
     rows = "held-out rows" if name.startswith("held_out") else "rows trained on"
     if name.endswith("action_rmse"):
         known = ", ".join(f"{facts['mean_action_rmse']:.4g}" for facts in datasets)

@@ -1,4 +1,4 @@
-"""A launch: the runs that are updated in one launch. On a GPU one launch holds them all; on a CPU, as many as pay."""
+"""A launch: runs that are updated together. On a GPU it holds all that can share one; on a CPU, as many as is best."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -32,7 +32,7 @@ def launches_of(
     runs: Sequence[Run] | None = None,
     states: Mapping[RunKey, RunState] | None = None,
 ) -> "list[Launch]":
-    """All runs of the job, or these; buffer: of the job's prepared data, in their order; states: to go on from."""
+    """Launches of all runs, or of these. buffer: the job's prepared data, in order. states: to resume from."""
     together = launch_groups(config, runs_of(config) if runs is None else runs, buffer.dataset_lengths, device)
     return [Launch(config, some, buffer, device, states=states) for some in together]
 
@@ -54,7 +54,7 @@ class Launch:
         dtype: torch.dtype = torch.float32,
         states: Mapping[RunKey, RunState] | None = None,
     ) -> None:
-        """runs: a group of `launch_groups`; a seed stands for a run of a plain job. states: to go on from."""
+        """runs: a group of `launch_groups`; a seed stands for a run of a plain job. states: to resume from."""
         self.config, self.runs, self.device = config, as_runs(runs), device
         self.seeds = [run.seed for run in self.runs]
         self.keys: list[RunKey] = [run.key for run in self.runs]
@@ -140,7 +140,7 @@ class Launch:
         return bool(self._due(step))
 
     def refresh(self, step: int) -> dict[RunKey, dict[str, float]]:
-        """What the algorithm and its plug-ins do between updates; per run, what they report."""
+        """Work of the algorithm and its plug-ins between updates. Returns their reports, per run."""
         with kernels(self.config.fused_kernels):
             found = self.algorithm.after_update(step)
             for plugin in self._due(step):
@@ -149,7 +149,7 @@ class Launch:
         if not found:
             return {}
         per_run = torch.stack(list(found.values())).T.tolist()
-        return {  # NaN: not this run's
+        return {  # NaN: this run has no such number
             key: {name: value for name, value in zip(found, values, strict=True) if value == value}
             for key, values in zip(self.keys, per_run, strict=True)
         }
@@ -166,8 +166,8 @@ class Launch:
         return {key: dict(zip(names, run, strict=True)) for key, run in zip(self.keys, means, strict=True)}
 
     def failures(self) -> dict[RunKey, tuple[int, str]]:
-        """Runs that cannot go on -> the update at which it showed, and what it was."""
-        # the largest size in each tensor, one launch each: it is not finite where anything in the tensor is not
+        """Failed runs -> (the update at which it was noticed, the reason)."""
+        # the largest magnitude in each tensor, one launch each: not finite if any number in the tensor is not
         largest = [
             torch.linalg.vector_norm(tensor.reshape(len(self.runs), -1), torch.inf, dim=1).to(self.streams.dtype)
             for tensor in self.live_state().values()
@@ -181,7 +181,7 @@ class Launch:
         return out
 
     def live_state(self) -> dict[str, Tensor]:
-        """Every tensor training changes, live. All but scalars carry the run axis first."""
+        """All tensors that training changes; not copies. All but scalars carry the run axis first."""
         out = self.algorithm.state()
         for plugin in self.plugins.all:
             out |= {f"plugin.{type(plugin).__name__}/{name}": tensor for name, tensor in plugin.state().items()}
@@ -192,7 +192,7 @@ class Launch:
         return self.snapshot().run_states()
 
     def snapshot(self) -> Snapshot:
-        """A copy of all, on the device."""
+        """A copy of all tensors, on the device."""
         names, sums = self._metrics.get(self.stage, ([], ()))
         metrics = {METRICS + name: tensor for name, tensor in zip(names, sums, strict=True)}
         metrics |= {f"{METRICS}count": torch.tensor(self.metric_count), f"{METRICS}stage": torch.tensor(self.stage)}
@@ -207,7 +207,7 @@ class Launch:
         return plugin.padded(own_name, own, run) if plugin is not None else own
 
     def _owner(self, name: str) -> tuple[Plugin | None, str]:
-        """The plug-in that a tensor of `live_state` belongs to, and what it calls it."""
+        """The plug-in that a tensor of `live_state` belongs to, and its name there."""
         for plugin in self.plugins.all:
             prefix = f"plugin.{type(plugin).__name__}/"
             if name.startswith(prefix):
@@ -215,7 +215,7 @@ class Launch:
         return None, name
 
     def load(self, states: Mapping[RunKey, RunState]) -> None:
-        """Restore in place what `run_states` gave, in whatever stack."""
+        """Restore in place what `run_states` returned, for any stack."""
         for name, tensor in self.live_state().items():
             runs = [self._padded(name, states[key][name], run) for run, key in enumerate(self.keys)]
             tensor.copy_(torch.stack(runs) if tensor.dim() else runs[0])
@@ -228,8 +228,8 @@ class Launch:
             self._metrics[self.stage] = names, torch.tensor(sums, dtype=self.streams.dtype, device=self.device)
 
     def policies(self, scaling: Scaling | Sequence[Scaling]) -> dict[RunKey, NumpyPolicy]:
-        """The evaluation policy of every run, with normaliser and bounds inside: those of one dataset, or of the
-        job's prepared data in their order."""
+        """The evaluated policy of every run, with normaliser and bounds: those of one dataset, or of the job's
+        prepared data in order."""
         scalings = [scaling if isinstance(scaling, Scaling) else scaling[run.data] for run in self.runs]
         weights, biases = (
             [t.detach().float().cpu().numpy() for t in tensors] for tensors in self.algorithm.evaluated_policy()

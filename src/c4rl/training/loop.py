@@ -90,7 +90,7 @@ class Trainer:
         self.good = GoodStates()
         self.progress = Progress(dataset_sha256=",".join(p.facts["sha256"] for p in preparations))
         self.records: list[dict[str, Any]] = []  # evaluations so far
-        self.best: dict[RunKey, Record] = {}  # of every run: its best evaluation, and the policy it was of
+        self.best: dict[RunKey, Record] = {}  # every run's best evaluation; below, its policy
         self.best_policies: dict[RunKey, NumpyPolicy] = {}
         self.writer = BackgroundWriter(directory.path, config, device)
         self.evaluations, self.in_background = PendingEvaluations(), in_background(config, device)
@@ -162,7 +162,7 @@ class Trainer:
             if launch.algorithm.asks_environment(step):
                 self._ask_environment(launch)
 
-        stop = self._stop  # read once: a request that comes during an evaluation is the next update's
+        stop = self._stop  # read once: a request during an evaluation belongs to the next update
         algorithm = self.launches[0].algorithm
         stage, last = algorithm.stages[self.launches[0].stage], step == self.total
         ends_stage = last or self.launches[0].ends_stage(step)
@@ -191,7 +191,7 @@ class Trainer:
         self._ticked = time.monotonic() - self.progress.evaluation_seconds
 
     def _tick(self) -> None:
-        """The time since the last tick was training, but for what was waited for evaluations. At checkpoints alone, so
+        """Count the time since the last tick as training, without the wait for evaluations. Only at checkpoints, so
         that resuming a finished job changes nothing."""
         last = self._ticked
         self._start_clock()
@@ -205,7 +205,7 @@ class Trainer:
 
     def _evaluate(self, step: int) -> None:
         began = time.monotonic()
-        launches = self._every_lane()
+        launches = self._every_launch()
         found = {key: policy for launch in launches for key, policy in launch.policies(self.scalings).items()}
         policies = {run.key: found[run.key] for run in self.runs}
         if self.in_background and isinstance(self.evaluate, SimulatorEvaluation):
@@ -215,7 +215,7 @@ class Trainer:
         self.progress.evaluation_seconds += time.monotonic() - began
 
     def _log_scores(self, wait: bool = False) -> None:
-        """Of evaluations that are finished, in their order; with `wait`, of all of them."""
+        """Log finished evaluations in order; with `wait`, all of them."""
         if not self.evaluations:
             return
         began = time.monotonic()
@@ -238,27 +238,27 @@ class Trainer:
         self.display.evaluation(step, per_run)
 
     def _ask_environment(self, launch: Launch) -> None:
-        """The algorithm decides by scores of the simulator (and said so in its options)."""
+        """Score the policies of an algorithm that decides by the simulator (as its options declare)."""
         began = time.monotonic()
         scores = self.evaluate([launch], launch.policies(self.scalings))
         self.progress.evaluation_seconds += time.monotonic() - began
         launch.algorithm.receive_scores(torch.tensor([scores[key]["score"] for key in launch.keys], device=self.device))
 
-    def _every_lane(self) -> list[Launch]:
+    def _every_launch(self) -> list[Launch]:
         """The launches, and one for each run that was stopped early, as of its last good state."""
         frozen = [run for run in self.runs if str(run.key) in self.progress.frozen]
         states = self.good.states([run.key for run in frozen]) if frozen else {}
         return self.launches + [Launch(self.config, [run], self.buffer, self.device, states=states) for run in frozen]
 
     def _update_of(self, key: RunKey, step: int) -> int:
-        """Of the policy that is evaluated at `step`."""
+        """The update of the policy that is evaluated at `step`."""
         frozen = self.progress.frozen.get(str(key))
         return frozen["update"] if frozen and frozen["failed_at"] <= step else step
 
     # -- failures, checkpoints
 
     def _freeze_failed(self) -> None:
-        """Runs that left the finite numbers stay at their last good state; the others go on without them."""
+        """Stop runs with non-finite numbers at their last good state; the others continue."""
         for launch in list(self.launches):
             failures = launch.failures()
             if not failures:
@@ -277,7 +277,7 @@ class Trainer:
                 self.launches.insert(index, Launch(self.config, remaining, self.buffer, self.device, states=states))
 
     def _save(self, step: int, forced: bool = False) -> None:
-        """A snapshot of every run (those that failed stay as of their last good state) and, if due, a checkpoint."""
+        """Take a snapshot of every run (failed ones keep their last good state) and, if due, write a checkpoint."""
         self.good = good = self.good.advanced(step, self.launches)
         if not (forced or self.writer.checkpoint_is_due()):
             return
@@ -298,7 +298,7 @@ class Trainer:
         self.writer.submit(path, lambda: save_policies(path, policies, updates))
 
     def _finish_early(self, step: int) -> None:
-        """Saved already; wait for the evaluations under way (asked to stop again: do not, a resumed job does them)."""
+        """All is saved; wait for pending evaluations. A second request to stop skips them: a resumed job does them."""
         if self.evaluations:
             self._log_scores(wait=True)
             self._save(step, forced=True)
@@ -332,14 +332,14 @@ class Trainer:
 
     @contextmanager
     def _graceful_interruption(self) -> Iterator[None]:
-        """Ctrl-C and termination finish the update at hand, save, and say how to go on."""
+        """Ctrl-C and termination finish the current update, save, and print how to continue."""
 
         def note(number: int, frame: Any) -> None:
             if self._stop is not None:  # asked twice: at once
                 raise KeyboardInterrupt
             self._stop = "interrupted" if number == signal.SIGINT else "terminated"
 
-        # Python lets the main thread alone handle signals; a job run from another one is its caller's to stop
+        # only Python's main thread handles signals; the caller stops a job that runs in another thread
         numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
         previous = {number: signal.signal(number, note) for number in numbers}
         try:

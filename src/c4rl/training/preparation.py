@@ -37,7 +37,7 @@ SUBSETS: dict[str, Callable[[Dataset, int, int], Dataset]] = {
 
 @dataclass(frozen=True)
 class Preparation:
-    """What the loop needs of the data."""
+    """The data as the training loop needs them."""
 
     task: Task
     train: Dataset
@@ -48,7 +48,7 @@ class Preparation:
 
 
 def prepare(config: TrainConfig) -> Preparation:
-    """Of a job with one dataset."""
+    """Prepare a job with one dataset."""
     (path,), (task_name,) = config.dataset, config.task
     task = get_task(task_name)
     if task.name != "none" and (reason := missing(task)) is not None:
@@ -69,7 +69,7 @@ def prepare(config: TrainConfig) -> Preparation:
 
 
 def prepare_all(config: TrainConfig) -> tuple[Preparation, ...]:
-    """Of every dataset of the job, and of every choice of rows that its sweep makes; all must have one shape."""
+    """Prepare every dataset of the job, for every choice of rows in its sweep; all must have one shape."""
     first, *others = (prepare(one) for one in data_configs(config))
     for other in others:
         here, there = other.train, first.train

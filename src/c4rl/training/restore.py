@@ -18,7 +18,7 @@ from c4rl.training.run_directory import RunDirectory, job_config
 def restore(
     folder: Path, device: torch.device | None = None, run: RunKey | None = None
 ) -> tuple[Launch, Preparation, TrainConfig]:
-    """All runs of a job in one launch, ready to be looked at or updated; or one of them, named as in its files."""
+    """All runs of a job in one launch, ready to inspect or update; or one of them, by its name in files."""
     device = device or torch.device("cpu")
     config = replace(job_config(folder), output=folder)
     preparations = prepare_all(config)

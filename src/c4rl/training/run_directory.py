@@ -106,7 +106,7 @@ class RunDirectory:
         from torch.utils.tensorboard import SummaryWriter
 
         if key not in self._writers:
-            # purge_step: a TensorBoard that watched an interrupted job forgets what is written here again
+            # purge_step: a TensorBoard that watched an interrupted job drops what is rewritten here
             self._writers[key] = SummaryWriter(str(self.path / "tensorboard" / file_name(key)), purge_step=0)
         numbers = [
             Summary.Value(tag=name, simple_value=float(value))
@@ -116,8 +116,8 @@ class RunDirectory:
         self._writers[key].file_writer.add_summary(Summary(value=numbers), update)
 
     def flush(self) -> None:
-        """What was logged up to a checkpoint is on the disk before the checkpoint is."""
-        for writer in list(self._writers.values()):  # in another thread than `log`, which may add some
+        """Put the log on disk, before the checkpoint that follows it."""
+        for writer in list(self._writers.values()):  # a copy: `log` may add some in another thread
             writer.flush()
         if self._metrics is not None:
             os.fsync(self._metrics.fileno())

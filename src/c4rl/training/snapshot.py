@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 RunState = dict[str, Tensor]  # one run's tensors, without the run axis, on the CPU
-# name, slice of the run in that place, the place -> what of the slice is the run's own, and not its stack's
+# (name, slice of a run, place of the run) -> the slice without the padding that the stack added
 Unpad = Callable[[str, Tensor, int], Tensor]
 
 
@@ -19,7 +19,7 @@ def _whole(name: str, tensor: Tensor, run: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A launch's tensors at one moment, where they were. All but scalars carry the run axis first."""
+    """A launch's tensors at one moment, on their device. All but scalars carry the run axis first."""
 
     runs: tuple[Any, ...]
     tensors: dict[str, Tensor]
@@ -36,7 +36,7 @@ class Snapshot:
         return cls(tuple(runs), copies, taken, unpadded)
 
     def run_states(self) -> dict[Any, RunState]:
-        """Per run, on the CPU. May be called in any thread: training on the GPU goes on meanwhile."""
+        """Per run, on the CPU. May be called in any thread while training on the GPU continues."""
         host, unpadded = self._on_host(), self.unpadded or _whole
         return {
             run: {name: unpadded(name, tensor[i], i) if tensor.dim() else tensor for name, tensor in host.items()}
@@ -60,12 +60,12 @@ def _gpu(tensors: dict[str, Tensor]) -> torch.device | None:
 
 @cache
 def _copy_stream(device: torch.device) -> torch.cuda.Stream:
-    """PyTorch hands out few streams again and again: of another priority, it is never the one that captures a graph."""
+    """PyTorch reuses a few streams: with a priority of its own, this is never the one that captures a graph."""
     return torch.cuda.Stream(device, priority=-1)
 
 
 def _pinned(like: Tensor) -> Tensor:
-    return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)  # the copy engine reads and writes it by itself
+    return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)  # pinned: the copy needs no CPU
 
 
 class _Launch(Protocol):
@@ -74,7 +74,7 @@ class _Launch(Protocol):
 
 @dataclass(frozen=True)
 class GoodStates:
-    """Every run's last good state: of those in training a snapshot, of the stopped ones what was kept."""
+    """Every run's last good state: snapshots of runs in training, kept states of stopped ones."""
 
     update: int = 0  # of the snapshots
     kept: dict[Any, RunState] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class GoodStates:
         return [*self.kept, *(run for snapshot in self.snapshots for run in snapshot.runs)]
 
     def states(self, runs: Collection[Any] | None = None) -> dict[Any, RunState]:
-        """On the CPU; of all runs, or of these."""
+        """States on the CPU, of all runs or of these."""
         wanted = set(self.runs if runs is None else runs)
         out = {run: state for run, state in self.kept.items() if run in wanted}
         for snapshot in self.snapshots:

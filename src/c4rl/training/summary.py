@@ -1,4 +1,4 @@
-"""summary.json: what a finished job has found, run by run and over the seeds of each setting."""
+"""summary.json: a finished job's results, per run and over the seeds of each setting."""
 
 import platform
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ def is_better(record: Record, best: Record | None) -> bool:
 
 
 def best_records(records: Sequence[Record]) -> dict[RunKey, Record]:
-    """Of each run, the evaluation with the highest score, the first of equals."""
+    """Each run's evaluation with the highest score; the first of equals."""
     best: dict[RunKey, Record] = {}
     for record in records:
         if is_better(record, best.get(key_of(record))):
@@ -78,7 +78,7 @@ def _one_or_all(values: list[Any]) -> Any:
 def _group(
     config: TrainConfig, runs: Sequence[Run], task: Task, last: dict[RunKey, Record], best: dict[RunKey, Record]
 ) -> dict[str, Any]:
-    """Runs that differ by their seeds alone."""
+    """Runs that differ only by seed."""
     first, final = runs[0], [last[run.key] for run in runs]
     return {
         "name": first.group,

@@ -1,4 +1,4 @@
-"""Time on a device that works behind the host's back."""
+"""Time spent on a device that works asynchronously."""
 
 import time
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import torch
 
 
 class DeviceTimer:
-    """How long a device takes for what it is given inside `with timer.running():`. The host does not wait for it."""
+    """Device time of work submitted inside `with timer.running():`. The host does not wait for it."""
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
@@ -29,7 +29,7 @@ class DeviceTimer:
         self._under_way.append((first, last))
 
     def take(self) -> float:
-        """Seconds of what is finished, since the last call."""
+        """Seconds of finished work since the last call."""
         while self._under_way and self._under_way[0][1].query():
             first, last = self._under_way.pop(0)
             self._seconds += first.elapsed_time(last) / 1000

@@ -1,8 +1,8 @@
-"""Operations that a GPU can do in kernels of our own: plain PyTorch here, Triton in `c4rl.core.triton`.
+"""Operations that have fused GPU kernels: plain PyTorch here, Triton in `c4rl.core.triton`.
 
-A file for each family of operations, by the same name on both sides. Where its tensors are float32 on a CUDA device and
-Triton is installed, an operation hands over to its namesake there; without that folder, or without one of its files,
-the plain code runs. Results differ by the order of additions alone. This file makes the choice.
+Each family of operations is one file, with the same name in both folders. For float32 tensors on a CUDA device, with
+Triton installed, an operation calls its namesake there; without that folder, or that file, the plain code runs. Results
+differ only by the order of additions. This file makes the choice.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ _precision = "fp32"
 
 @cache
 def missing() -> str | None:
-    """Why there are no fused kernels here, in words; None where there are."""
+    """Why fused kernels cannot be used here; None if they can."""
     if find_spec("triton") is None:
         return "Triton is not installed"
     if (package := find_spec(KERNELS)) is None or package.origin is None:
@@ -53,7 +53,7 @@ def kernels_on(device: torch.device, family: str) -> ModuleType | None:
 
 
 def kernels_for(tensor: Tensor, family: str) -> ModuleType | None:
-    """The same where they take this tensor: of single precision if it is floating."""
+    """The same if they take this tensor: float32 or int64."""
     return kernels_on(tensor.device, family) if tensor.dtype in (torch.float32, torch.int64) else None
 
 
@@ -69,7 +69,7 @@ def _module(family: str) -> ModuleType | None:
 
 @contextmanager
 def kernels(enabled: bool) -> Iterator[None]:
-    """Within it the fused kernels are used, or not."""
+    """Turns the fused kernels on or off within the block."""
     global _enabled
     before, _enabled = _enabled, enabled
     try:
@@ -80,7 +80,7 @@ def kernels(enabled: bool) -> Iterator[None]:
 
 @contextmanager
 def without(*families: str) -> Iterator[None]:
-    """Within it the fused kernels of these FAMILIES are not used."""
+    """Turns off the fused kernels of these FAMILIES within the block."""
     global _off
     before, _off = _off, _off.union(families)
     try:
@@ -91,7 +91,7 @@ def without(*families: str) -> Iterator[None]:
 
 @contextmanager
 def products(mode: str) -> Iterator[None]:
-    """Within it fused kernels make large matrix products as `mode` says, one of OFFERED."""
+    """Within the block, fused kernels compute large matrix products in this mode, one of OFFERED."""
     global _precision
     before, _precision = _precision, mode
     try:
@@ -101,5 +101,5 @@ def products(mode: str) -> Iterator[None]:
 
 
 def bf16x3() -> bool:
-    """Whether large matrix products are to be made of bfloat16 numbers."""
+    """Whether large matrix products use bfloat16 numbers."""
     return _precision == "bf16x3"

@@ -33,7 +33,7 @@ def adam_step(
         }
         adam([flat], [gradient], [first], [second], [], [count], fused=True, amsgrad=False, maximize=False, **form)
     else:  # the same written out: PyTorch's takes one step size for all
-        # scheduled step sizes are float32, as PyTorch's Adam wants them
+        # scheduled step sizes are float32, as PyTorch's Adam requires
         lr = (lr.float() * factor).to(lr.dtype) if isinstance(factor, Tensor) else lr * factor
         count += 1
         first.lerp_(gradient, 1 - BETA_1)
@@ -44,11 +44,11 @@ def adam_step(
 
 
 def joined(pieces: tuple[Tensor, ...], flat: Tensor, views: list[Tensor]) -> Tensor:
-    """Pieces as one: as they lie, where fused kernels left them in a row, else copied to `flat`, of which are views."""
+    """Pieces as one tensor: where fused kernels wrote them in a row, or copied to `flat` (by its `views`)."""
     own = ops.kernels_for(flat, "adam")
     if own is not None and (found := own.in_a_row(pieces)) is not None:
         return found
-    if own is not None:  # copies all with the whole GPU, where _foreach_copy_ takes a few blocks of it
+    if own is not None:  # uses the whole GPU, _foreach_copy_ only a few blocks of it
         return torch.cat([piece.reshape(-1) for piece in pieces], out=flat)
     torch._foreach_copy_(views, pieces)
     return flat

@@ -15,7 +15,7 @@ def clipped_target(rewards: Tensor, continues: Tensor, discount: float | Tensor,
 
 
 def squared_error(x: Tensor, y: Tensor) -> Tensor:
-    """(x - y)², broadcast: three kernels less, there and back, than by operators."""
+    """(x - y)², broadcast: three kernels fewer, forward and backward, than with operators."""
     x, y = torch.broadcast_tensors(x, y)
     return F.mse_loss(x, y, reduction="none")
 
@@ -23,7 +23,7 @@ def squared_error(x: Tensor, y: Tensor) -> Tensor:
 def mean_squared_error(x: Tensor, y: Tensor, keep: int = 1) -> Tensor:
     """(x - y)², y broadcast, averaged over all but the first `keep` axes: runs [R], or runs and members [R, M].
 
-    Nothing flows back into y.
+    No gradient flows into y.
     """
     if own := ops.kernels_for(x, "losses"):
         return own.mean_squared_error(x, y.detach().expand_as(x), keep)

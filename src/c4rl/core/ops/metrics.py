@@ -1,4 +1,4 @@
-"""What is left of an update for the log."""
+"""An update's metrics: summed for the log, and checked for NaN and infinity."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Stacked MLPs and the products that they are made of."""
+"""Stacked MLPs and their matrix products."""
 
 import itertools
 import warnings
@@ -22,9 +22,9 @@ def stacked_mlp(
 ) -> tuple[Tensor, list[Tensor]]:
     """R x M ReLU MLPs: the output [R, M, rows (· N), out] and every hidden layer [R, M, rows (· N), width].
 
-    x: [R, rows, in], or [R, rows, s] with actions [R, rows · N, a], N for each row. factors: of hidden layers, for
-    dropout, [R, M, rows (· N), width] each. Fused kernels can be differentiated once, by the output and by the last
-    hidden layer; they may round lower ones, whose signs are right.
+    x: [R, rows, in], or [R, rows, s] with actions [R, rows · N, a], N for each row. factors: dropout
+    factors of hidden layers, [R, M, rows (· N), width] each. Fused kernels are differentiable once, through the output
+    and the last hidden layer; they may round lower layers, but keep their signs.
     """
     if (own := _kernels(x, bool(layers[2]))) and not (factors and layers[2]):
         return own.stacked_mlp(x, actions, layers, LAYER_NORM_EPSILON, factors, ops.bf16x3())
@@ -34,7 +34,7 @@ def stacked_mlp(
 def jacobian_vector_product(x: Tensor, v: Tensor, layers: Layers) -> tuple[Tensor, Tensor]:
     """f(x) and J_f(x)·v of MLPs of one member without LayerNorm, [R, rows, out] each; v: like x [R, rows, in].
 
-    The ReLUs' slopes are piecewise constant, so that differentiating this product is differentiating the Jacobian.
+    The ReLUs' slopes are piecewise constant, so differentiating this product differentiates the Jacobian.
     """
     output, hidden = stacked_mlp(x, None, layers)
     weights = layers[0]
@@ -46,7 +46,7 @@ def jacobian_vector_product(x: Tensor, v: Tensor, layers: Layers) -> tuple[Tenso
 
 
 def one_pass_pays(x: Tensor) -> bool:
-    """Whether launches cost more than larger tensors do."""
+    """Whether one pass over joined rows is faster than two: on a GPU, launches cost more than larger tensors."""
     return x.is_cuda
 
 
@@ -90,7 +90,7 @@ def _plain_mlp(
 
 @cache
 def proven(own: ModuleType, device: torch.device, layer_norm: bool, bf16x3: bool) -> bool:
-    """Whether the fused kernels do on this GPU, with its Triton, what the plain code does; else a warning, once."""
+    """Whether the fused kernels agree with the plain code on this GPU and Triton version; warns once if not."""
     generator = torch.Generator().manual_seed(0)
 
     def uniform(*shape: int, scale: float = 1.0) -> Tensor:

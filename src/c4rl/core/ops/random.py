@@ -67,10 +67,10 @@ def cluster_rows(
     offsets: Tensor,
     lengths: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """A cluster z [R] by its share of the running sums, and `count` rows [R, count] of it by theirs.
+    """A cluster z [R] and `count` of its rows [R, count], drawn in proportion to their weights.
 
-    cumulative: [R, K · P], through all clusters of a pool of rows [R, P]. started: [R, 1]; where it is not set, rows
-    are uniform on [offsets, offsets + lengths) ([R, 1] each) and z is 0.
+    cumulative: [R, K · P], running sums through all clusters of a pool of rows [R, P]. started: [R, 1]; if not set,
+    rows are uniform on [offsets, offsets + lengths) ([R, 1] each) and z is 0.
     """
     tables = cumulative, pool, started, offsets, lengths
     if own := ops.kernels_for(step, "random"):
@@ -90,5 +90,5 @@ def cluster_rows(
 
 
 def below(value: Tensor, end: Tensor) -> Tensor:
-    """Rounding may carry a value up to its stretch's end, which belongs to the next row that can be drawn."""
+    """Keeps rounding from carrying a value to the end of its interval, which belongs to the next row."""
     return torch.minimum(value, torch.nextafter(end, torch.zeros_like(end)))

@@ -1,4 +1,4 @@
-"""Small dense linear algebra of principal directions."""
+"""Small dense linear algebra for principal directions."""
 
 from collections.abc import Callable
 from functools import partial
@@ -18,14 +18,14 @@ def _kernels(rows: int, device: torch.device) -> ModuleType | None:
 
 
 def solved_on_device(rows: int, device: torch.device) -> bool:
-    """Whether `solvers` of matrices of this many rows leave the host alone, which PyTorch's eigensolver does not."""
+    """Whether `solvers` of matrices of this many rows never wait for the host, as PyTorch's eigensolver does."""
     return _kernels(rows, device) is not None
 
 
 def solvers(spare: Tensor) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], tuple[Tensor, Tensor]]]:
     """Orthonormal columns [R, m, d], and ascending eigenvalues and eigenvectors of a symmetric [R, d, d].
 
-    spare: [m, d], orthonormal columns, of which fused kernels take some instead of columns that depend on others.
+    spare: [m, d], orthonormal columns that fused kernels substitute for linearly dependent ones.
     """
     if own := _kernels(len(spare), spare.device):
         return partial(own.orthonormal, spare=spare), own.symmetric_eigen

@@ -105,5 +105,5 @@ def cross_covariance_size(g_next: Tensor, g: Tensor, valid: Tensor, beta: float 
 
 @cache
 def _constant(value: float, device: torch.device) -> Tensor:
-    """Made once, so that no graph has to fill it."""
+    """Created once, so that no CUDA graph has to fill it."""
     return torch.tensor(value, device=device)

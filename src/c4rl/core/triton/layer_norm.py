@@ -55,7 +55,7 @@ def _backward_kernel(
 
 
 def norm_relu(z: Tensor, gain: Tensor, shift: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
-    """z [R, M, rows, width], gain and shift [R, M, width] -> y, and for the way back n (in z's place) and 1 / std."""
+    """z [R, M, rows, width], gain and shift [R, M, width] -> y, and for the gradient n (in z's place) and 1 / std."""
     runs, members, rows, width = z.shape
     block = triton.next_power_of_2(width)
     tile = max(1, ELEMENTS // block)
@@ -69,7 +69,7 @@ def norm_relu(z: Tensor, gain: Tensor, shift: Tensor, epsilon: float) -> tuple[T
 def norm_relu_gradient(
     dy: Tensor, n: Tensor, y: Tensor, rstd: Tensor, gain: Tensor, of_gain: Tensor | None, of_shift: Tensor | None
 ) -> Tensor:
-    """dz [R, M, rows, width]; writes the gradients of gain and shift [R, M, width] where they are asked for."""
+    """dz [R, M, rows, width]; writes the gradients of gain and shift [R, M, width] if given."""
     runs, members, rows, width = n.shape
     block = triton.next_power_of_2(width)
     tile = max(1, ELEMENTS // block)

@@ -1,4 +1,4 @@
-"""Stacked linear maps with what surrounds them in one launch: bias, ReLU, the ReLU's mask, sums over rows."""
+"""Stacked linear maps fused into one launch with bias, ReLU, the ReLU's mask and sums over rows."""
 
 from collections.abc import Sequence
 
@@ -137,9 +137,9 @@ def _tall_product_kernel(
         tl.store(SUMS + piece * sums_piece + b * N + n, tl.sum(y_total, axis=0), mask=inside_n)
 
 
-NARROW = 16  # up to so many columns the whole row is multiplied at once
+NARROW = 16  # up to this many columns, a whole row is multiplied at once
 SHALLOW = 64  # factors of sums over fewer products are not split
-MANY_ROWS = 1024  # from here on a weight gradient is left to cuBLAS
+MANY_ROWS = 1024  # from this many on, cuBLAS computes weight gradients
 TILE = 64 * 64
 Strides = tuple[int, int, int]  # of rows that may be shared by members: run, member, row
 
@@ -172,7 +172,7 @@ def _is_large(batch: int, rows: int, columns: int, bf16x3: bool) -> bool:
 
 
 def _is_tall(batch: int, rows: int, depth: int, columns: int) -> bool:
-    """The same of a product that sums over rows, which may be summed in pieces."""
+    """The same for a product that sums over rows, possibly in pieces."""
     return min(depth, columns) > 32 and (batch * rows >= 8192 or batch * depth * columns >= 140 * TILE)
 
 
@@ -204,7 +204,7 @@ def linear(
 
     x: [R, rows, in] or [R, M, rows, in]. weight: [R, M, in, out]. bias: [R, M, out]. add: [R, M, rows / group, out],
     each row of it for `group` rows. mask: [R, M, rows, out], > 0 keeps. factor: instead of a mask, like it. x, weight
-    and mask may be split. bf16x3: a large product is made so. keep_split: the result is to be split.
+    and mask may be split. bf16x3: compute large products so. keep_split: return the result split.
     """
     return _linear(x, weight, bias, add, group, mask, factor, relu, bf16x3, keep_split, False)[0]
 
@@ -286,7 +286,7 @@ def _batch_and_row(x: Tensor) -> tuple[int, int]:
 
 
 def sums_with_product(x: Tensor, bias: Sequence[int], rows: int, bf16x3: bool) -> bool:
-    """Whether `weight_gradient` of x and a bias of this shape sums dz too: not of split numbers, nor by cuBLAS."""
+    """Whether `weight_gradient` of x and a bias of this shape also sums dz: not for split numbers, nor with cuBLAS."""
     runs, members, columns = bias
     return not is_split(x) and (
         not _splits_tall(runs * members, rows, x.shape[-1], columns) if bf16x3 else rows < MANY_ROWS
@@ -300,7 +300,7 @@ def _splits_tall(batch: int, rows: int, depth: int, columns: int) -> bool:
 def weight_gradient(
     x: Tensor, gradient: Tensor, out: Tensor, *, bias: Tensor | None = None, bf16x3: bool = False
 ) -> None:
-    """Of W and, where asked for, of the bias in z = x W + bias, from dz [R, M, rows, out].
+    """Writes the gradients of W and, if given, of the bias in z = x W + bias, from dz [R, M, rows, out].
 
     x: [R, rows, in] or [R, M, rows, in]; both may be split. out: [R, M, in, out], which may be rows of a larger one;
     bias: [R, M, out].

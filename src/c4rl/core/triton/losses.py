@@ -140,7 +140,7 @@ class _RelativeMean(torch.autograd.Function):
 
 
 def mean_squared_error(x: Tensor, y: Tensor, keep: int) -> Tensor:
-    """Of x and y, expanded like it and without a gradient, over all but the first `keep` axes, 1 or 2 of 2 to 4."""
+    """Over all but the first `keep` axes (1 or 2, of 2 to 4). y: expanded like x, without a gradient."""
 
     def with_four_axes(t: Tensor) -> Tensor:
         t = t if keep == 2 else t.unsqueeze(1)

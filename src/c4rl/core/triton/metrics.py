@@ -1,4 +1,4 @@
-"""What is left of an update for the log, in one launch."""
+"""An update's metrics, summed and checked in one launch."""
 
 import triton
 import triton.language as tl
@@ -14,7 +14,7 @@ def _add_kernel(VALUES, SUMS, FAILED_AT, STEP, metrics, runs, METRICS: tl.conste
     place = m * runs + r[None, :]
     values = tl.load(VALUES + place, mask=inside, other=0.0)
     tl.store(SUMS + place, tl.load(SUMS + place, mask=inside, other=0.0) + values, mask=inside)
-    finite = tl.abs(values) < float("inf")  # of NaN too this is not so
+    finite = tl.abs(values) < float("inf")  # false for NaN too
     failed = tl.max(tl.where(finite, 0, 1), axis=0) > 0
     before = tl.load(FAILED_AT + r, mask=r < runs, other=0)
     tl.store(FAILED_AT + r, tl.where(failed & (before < 0), tl.load(STEP), before), mask=r < runs)

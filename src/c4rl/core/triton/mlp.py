@@ -96,19 +96,19 @@ def _evaluate(
 
 
 def _in_groups(weights: Sequence[Tensor], prepare: Callable[[Tensor], Sequence[Tensor]]) -> list[Tensor]:
-    """What `prepare` makes of neighbours of one shape together, [L, R, M, in, out], layer by layer."""
+    """Apply `prepare` to consecutive weights of one shape as [L, R, M, in, out]; the results layer by layer."""
     groups = [list(group) for _, group in itertools.groupby(weights, lambda weight: weight.shape)]
     return [tensor for group in groups for tensor in prepare(as_one(group))]
 
 
 def _split_if_large(weights: Tensor, rows: int) -> Sequence[Tensor]:
-    """For the way forward in bf16x3."""
+    """Weights for the forward pass in bf16x3."""
     large = splits(weights.shape[1] * weights.shape[2], rows, *weights.shape[-2:])
     return split(weights.contiguous()).unbind(1) if large else weights.unbind()
 
 
 def _flip(weights: Tensor, rows: int, bf16x3: bool) -> Sequence[Tensor]:
-    """Transposes for the way back: reading weights across their rows is slow, unless there are few rows or columns."""
+    """Transposes for the backward pass: reading weights across rows is slow, unless there are few rows or columns."""
     _, runs, members, depth, columns = weights.shape
     if min(depth, columns) <= NARROW:
         return weights.mT.unbind()
@@ -164,15 +164,15 @@ class _StackedMLP(torch.autograd.Function):
         needs, trains = ctx.needs_input_grad, ctx.needs_input_grad[6]
         rows = (x if actions is None else actions).shape[-2]
         main, aside = torch.cuda.current_stream(), _side_stream(x.device.index)
-        held: list[Tensor | None] = []  # what the side stream reads: its memory must not be given to the main one
-        # in the order of the parameters: an optimiser of them all finds its gradient in one piece
+        held: list[Tensor | None] = []  # the side stream reads them: the main one must not reuse their memory
+        # in the order of the parameters, so that an optimiser of them all finds its gradient in one piece
         flat = torch.empty(sum(tensor.numel() for tensor in layers.tensors) if trains else 0, device=x.device)
         pieces = flat.split([tensor.numel() for tensor in layers.tensors]) if trains else ()
         gradients = [piece.view(own.shape) for piece, own in zip(pieces, layers.tensors, strict=trains)]
         weights, biases, gains, shifts = Layers.of(gradients, depth) if trains else Layers((), (), (), ())
 
         def keep(layer: int, source: Tensor, dz: Tensor, sums: Tensor | None) -> None:
-            """A layer's gradients, while the chain of dz goes on; sums: of dz, over the rows of each tile."""
+            """Compute a layer's gradients on the side stream; sums: of dz, over the rows of each tile."""
             if trains:
                 held.extend([dz, sums])
                 aside.wait_stream(main)
@@ -196,7 +196,7 @@ class _StackedMLP(torch.autograd.Function):
             return norm_relu_gradient(dy, *own, *outs)
 
         def slope(layer: int) -> tuple[Tensor | None, Tensor | None]:
-            """Of hidden layer `layer`, without LayerNorm: a mask, or factors (of 0 where they left a unit out)."""
+            """The slope of hidden layer `layer`, without LayerNorm: a mask, or factors (0 for dropped units)."""
             if factors:
                 return None, torch.where(high(hidden[layer]) > 0, factors[layer], 0)
             return None if norms else hidden[layer], None
@@ -279,13 +279,13 @@ class _Tangents(torch.autograd.Function):
 def tangents(v: Tensor, weights: Sequence[Tensor], hidden: Sequence[Tensor], bf16x3: bool = False) -> Tensor:
     """J·v of a ReLU MLP with these hidden layers [R, M, rows, width], v [R, rows, in] -> [R, M, rows, out].
 
-    The ReLUs' slopes are piecewise constant: nothing flows back into the hidden layers.
+    The ReLUs' slopes are piecewise constant: no gradient flows into the hidden layers.
     """
     return _Tangents.apply(v, bf16x3, *weights, *(h.detach() for h in hidden))
 
 
 def _over_members(x: Tensor) -> Tensor:
-    """Their sum, [R, M, ...] -> [R, ...]."""
+    """Sum over members, [R, M, ...] -> [R, ...]."""
     return x.sum(1) if x.shape[1] > 1 else x.squeeze(1)
 
 
@@ -297,7 +297,7 @@ def stacked_mlp(
     factors: Sequence[Tensor] = (),
     bf16x3: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
-    """As in c4rl.core.ops.mlp; parameters: of Layers; epsilon: LayerNorm's, with which there are no factors.
+    """As in c4rl.core.ops.mlp; parameters: the fields of Layers; epsilon: LayerNorm's, which allows no factors.
 
     In bf16x3 hidden layers below the last may be rounded to bfloat16.
     """
@@ -316,8 +316,8 @@ def stacked_mlp(
 
 
 def _aligned(layers: Layers) -> Layers:
-    """With units added that are always 0, so that a row of a layer (750 wide in A2PR's VAE) is a whole number of the 16
-    numbers that memory is read in. LayerNorm would count them in its mean, and is left as it is."""
+    """Pad layers with units that are always 0, because memory is read 16 numbers at a time (A2PR's VAE is 750 wide).
+    LayerNorm would count them in its mean, so layers with it stay as they are."""
     extra = [-bias.shape[-1] % ALIGNMENT for bias in layers.biases[:-1]] + [0]
     if not any(extra) or layers.gains:
         return layers

@@ -80,7 +80,7 @@ def _cluster_rows_kernel(
     CLUSTER_KEYS, ROW_KEYS, STEP, CUMULATIVE, POOL, STARTED, OFFSETS, LENGTHS, ROWS, CLUSTER,
     clusters, size, count, iterations, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """See c4rl.core.ops.random, of which this is the same in one launch."""
+    """`cluster_rows` of c4rl.core.ops.random in one launch."""
     run = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     step = tl.load(STEP)

@@ -1,4 +1,4 @@
-"""Numbers split into two bfloat16 ones, which tensor cores multiply: bf16x3 is the three products that count."""
+"""Numbers split into two bfloat16 ones for tensor cores: bf16x3 is the three products that matter."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ def two_bfloat16(x):
 
 @triton.jit
 def read_split(X, distance, inside):
-    """Of the split numbers at X: the high ones, and the low ones `distance` further on."""
+    """The high numbers at X, and the low ones `distance` further on."""
     return tl.load(X, mask=inside, other=0.0), tl.load(X + distance, mask=inside, other=0.0)
 
 
@@ -41,9 +41,9 @@ def _split_kernel(X, SPLIT, count, BLOCK: tl.constexpr):
 def split(x: Tensor) -> Tensor:
     """A dense tensor's high and low numbers, [2, ...].
 
-    Factors are split before their product and not within it: there, on Hopper GPUs, tensor cores read them from
-    registers, which compilers give away too early (triton-lang/triton, issue 9433 and pull request 11781), so that a
-    product that ran at the same time as other work was wrong now and then.
+    Factors are split before their product, not within it. Within it, tensor cores of Hopper GPUs read them from
+    registers, which compilers reuse too early (triton-lang/triton, issue 9433 and pull request 11781), so that a
+    product running at the same time as other work was occasionally wrong.
     """
     out = torch.empty(2, *x.shape, device=x.device, dtype=torch.bfloat16)
     _split_kernel[(triton.cdiv(x.numel(), 1024),)](x, out, x.numel(), 1024)

@@ -1,4 +1,4 @@
-"""Small dense linear algebra of principal directions, one program per matrix, in float64.
+"""Small dense linear algebra for principal directions, one program per matrix, in float64.
 
 PyTorch's factorisations of such matrices launch hundreds of kernels for a stack; its eigensolver waits for the host.
 """
@@ -67,7 +67,7 @@ def _eigen_kernel(A, VALUES, VECTORS, size, turns, BLOCK: tl.constexpr):
     inside = (i < size) & (j < size)
     place = matrix * size * size + i * size + j
     a = tl.load(A + place, mask=inside, other=0.0)
-    a = tl.where(inside, a, tl.where(i == j, -1.0, 0.0))  # padding keeps to itself
+    a = tl.where(inside, a, tl.where(i == j, -1.0, 0.0))  # padding does not mix with the matrix
     v = tl.where(i == j, 1.0, 0.0).to(tl.float64)
     index = tl.arange(0, BLOCK)
     turn = 0
@@ -114,9 +114,9 @@ def symmetric_eigen(matrices: Tensor) -> tuple[Tensor, Tensor]:
 
 @cache
 def proven(device: torch.device) -> bool:
-    """Whether both do here what they must, on matrices that are hard for them; else a warning, once.
+    """Whether both kernels are correct here on difficult matrices; warns once if not.
 
-    Triton changes from version to version, and a wrong direction would not show: clusters would only be worse.
+    Triton changes between versions, and a wrong direction would go unnoticed: clusters would only get worse.
     """
     try:
         spare = torch.linalg.qr(torch.cos(torch.arange(48.0 * 12, device=device, dtype=torch.float64).view(48, 12)))[0]

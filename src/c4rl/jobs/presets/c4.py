@@ -27,7 +27,7 @@ Settings = dict[str, Setting]
 
 
 class Preset(NamedTuple):
-    """What a preset says for one algorithm and one task; the names are those of the flags."""
+    """A preset for one algorithm and one task; names are those of the flags."""
 
     plugins: tuple[str, ...]
     training: Settings  # fields of TrainConfig
@@ -80,7 +80,7 @@ def _domain(task: str) -> str:
 
 
 def _paper(algorithm: str, task: str) -> Preset:
-    """For any algorithm with a critic; one that is neither CQL nor TD3+BC takes its own publication's settings, as the
+    """For any algorithm with a critic. All but CQL and TD3+BC take their own publication's settings, because the
     paper gives none. Domains that nobody tuned take locomotion's."""
     domain = _domain(task)
     training = _SETTINGS["paper training"] | _SETTINGS.get(f"paper {algorithm} training {domain}", {})
@@ -99,7 +99,7 @@ def _paper(algorithm: str, task: str) -> Preset:
     return Preset(("c4",), training, options, _SETTINGS["paper"] | {"lambda_": paper_lambda(task)})
 
 
-_USES_THE_ENVIRONMENT = ("acceptance",)  # of BPPO's: not taken over
+_USES_THE_ENVIRONMENT = ("acceptance",)  # BPPO's option, not taken over
 _BUDGET = ("updates", "eval_every", "eval_episodes")
 _DETERMINISTIC_BACKUP = ("halfcheetah", "hopper", "walker2d", "ant")  # "ant" is in "antmaze" too
 
@@ -114,7 +114,7 @@ def _authors(task: str) -> Preset:
 
 
 def _authors_fixed(task: str) -> Preset:
-    """What is put right contradicts the code's own intent, or throws away what it had. Kept, as deliberate choices: K,
+    """Corrects what contradicts the code's own intent or discards its data. Keeps, as deliberate choices, K,
     hard labels, tails, small clusters left out, cold fits on all features, first clusters of [s, a], the dot product
     and its weight, LayerNorm, three layers, fixed entropy, the backup rule, the cloning term."""
     plugins, training, options, c4 = _authors(task)
@@ -124,7 +124,7 @@ def _authors_fixed(task: str) -> Preset:
     return Preset(plugins, *(before | after for before, after in zip((training, options, c4), right, strict=True)))
 
 
-# What the authors' release does and no switch here repeats -> why not.
+# Quirks of the authors' release that no option reproduces -> why not.
 NOT_REPRODUCED: dict[str, str] = {
     "each fit resets PyTorch's global generator to seed 42": "noise that repeats every 200 updates, for every seed; "
     "here every number is a function of seed, purpose and update",

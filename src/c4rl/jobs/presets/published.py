@@ -1,4 +1,4 @@
-"""The settings of each algorithm's own publication, by task (published.json): what --preset published gives.
+"""The settings of each algorithm's own publication, by task (published.json), for --preset published.
 
 Every entry has its source; what nobody published is marked "ours". Where several match a task, later ones win.
 """
