@@ -2,9 +2,7 @@
 
 import json
 import os
-import signal
 import struct
-import time
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -16,7 +14,7 @@ import pytest
 
 from c4rl.core.errors import InputError
 from c4rl.core.files import replacing
-from c4rl.data import isolation, load_dataset
+from c4rl.data import load_dataset
 
 Make = Callable[..., dict[str, np.ndarray]]
 Save = Callable[..., Path]
@@ -115,17 +113,6 @@ def test_one_small_array_linked_many_times_cannot_fill_the_memory(tmp_path: Path
             file[f"episode_{k}"] = first
     with pytest.raises(InputError, match="an array that its file can hold and this machine's memory too"):
         load_dataset(tmp_path)
-
-
-def test_a_reader_that_crashes_or_hangs_ends_in_a_sentence(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Some damaged files crash the HDF5 library, now and then. Found by fuzzing."""
-    monkeypatch.setattr(isolation, "SECONDS", 1)
-    for failing in (lambda: os.kill(os.getpid(), signal.SIGSEGV), lambda: time.sleep(60)):
-        with pytest.raises(isolation.Damage, match="the library that reads such files fails on it"):
-            isolation.read_apart(failing)
-    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(

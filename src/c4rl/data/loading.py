@@ -17,7 +17,6 @@ from c4rl.data.checks import TaskLike, action_bounds, reason
 from c4rl.data.d4rl import read_d4rl
 from c4rl.data.dataset import Dataset
 from c4rl.data.hdf5 import names_in
-from c4rl.data.isolation import read_apart
 from c4rl.data.minari import PREFIX, locate, main_file, read_minari
 from c4rl.environments.tasks import Task
 
@@ -44,15 +43,11 @@ def _recognise(path: Path) -> tuple[str, Reader]:
     if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         return "an npz file", read_arrays
     if head == b"\x89HDF\r\n\x1a\n" or h5py.is_hdf5(path):
-        return "HDF5", lambda path, task: read_apart(lambda: _read_hdf5(path, task))
+        with h5py.File(path, "r") as content:
+            in_episodes = any(name.startswith("episode_") for name in names_in(content))
+        return ("a Minari HDF5 file", read_minari) if in_episodes else ("a D4RL HDF5 file", read_d4rl)
     found = next((name for magic, name in KNOWN_FOREIGN.items() if head.startswith(magic)), "in no known format")
     raise InputError(f"{path}: the file is {found}; {EXPECTED}.")
-
-
-def _read_hdf5(path: Path, task: TaskLike | None) -> Log:
-    with h5py.File(path, "r") as content:
-        in_episodes = any(name.startswith("episode_") for name in names_in(content))
-    return read_minari(path, task) if in_episodes else read_d4rl(path, task)
 
 
 def load_dataset(
