@@ -75,8 +75,17 @@ SWAPPED_NETWORKS = {
     "old_actor": "actor",
 }
 OPPOSITE = {ast.Gt: ast.LtE, ast.GtE: ast.Lt, ast.Lt: ast.GtE, ast.LtE: ast.Gt}
-# changes that change nothing: file, function, what it becomes -> why
-EQUIVALENT: dict[tuple[str, str, str], str] = {}
+OWN = "Adam asks for the gradients of its own network alone"
+# changes that change nothing: file, function, what becomes what -> why
+EQUIVALENT: dict[tuple[str, str, str], str] = {
+    ("algorithms/cql.py", "CQL.update", "self.temperature.log.detach() -> self.temperature.log"): OWN,
+    ("algorithms/cql.py", "CQL.update", "log_prob.detach() -> log_prob"): OWN,
+    ("algorithms/cql.py", "CQL._conservative_losses", "excess.detach() -> excess"): OWN,
+    ("algorithms/cql.py", "CQL.update", "policy.detach() -> policy"): "actions are drawn from it without gradients",
+    ("algorithms/a2pr.py", "A2PR.update", "value.detach() -> value"): "it is compared with, no more",
+    ("algorithms/t_symmetry_dynamics.py", "jacobian_vector_product", "x.detach() -> x"): "it is compared, no more",
+    ("algorithms/accepted_policies.py", "AcceptedPolicies.after_update", "self.old_actor -> self.actor"): "just copied",
+}
 
 
 class Mutant(NamedTuple):
@@ -149,6 +158,14 @@ class Positions(ast.NodeVisitor):
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
         pass
+
+    def visit_If(self, node: ast.If) -> None:
+        """What fused kernels compute needs a GPU."""
+        fused = isinstance(node.test, ast.Call) and ast.unparse(node.test.func).endswith(("fused", "fuses"))
+        if self.function and not fused:
+            self.found.append((self.function, node, "test", None))
+        for part in [*([] if fused else [node.test, *node.body]), *node.orelse]:
+            self.visit(part)
 
     def visit_Raise(self, node: ast.Raise) -> None:
         pass

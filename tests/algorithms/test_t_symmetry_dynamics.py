@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from c4rl.algorithms.t_symmetry_dynamics import jacobian_vector_product, masked_quantile
+from c4rl.algorithms.t_symmetry_dynamics import CHUNK, jacobian_vector_product, masked_quantile
 from c4rl.algorithms.tsrl import TSRL
 from c4rl.core.buffer import Batch
 from c4rl.core.networks import Stack, StackedMLP
@@ -119,8 +119,9 @@ def test_a_trained_model_tells_true_transitions_from_shuffled_ones() -> None:
     assert report[0]["dynamics_symmetry_shuffled"] > 100 * report[0]["dynamics_symmetry_true"]
 
 
-def test_statistics_are_each_runs_own() -> None:
+def test_statistics_are_each_runs_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three runs, two datasets of different lengths, chunks that do not divide either."""
+    monkeypatch.setitem(CHUNK, "cpu", 3 * 40)
     long, short = with_terminals(300), with_terminals(70, every=4)
     buffer = pack_datasets([(d, plain_scaling(d)) for d in (long, short)], CPU, torch.float64, (1, 0, 1))
     algorithm, _ = algorithm_of(seeds=(5, 6, 7))

@@ -74,6 +74,23 @@ def test_options_may_differ_between_the_runs_of_a_stack() -> None:
                 torch.testing.assert_close(together[name][run], tensor[0], rtol=1e-9, atol=1e-12, msg=name)
 
 
+def test_the_model_is_checked_on_each_runs_own_data() -> None:
+    """True and shuffled transitions are those of the run's dataset, wherever its rows lie in the buffer."""
+    one, other = with_terminals(), with_terminals(150)
+    other = replace(other, observations=other.observations[::-1].copy())
+    parts = [(data, plain_scaling(data)) for data in (one, other)]
+    alone, both = (pack_datasets(some, CPU, torch.float64) for some in (parts[1:], parts))
+    plain = small_config("tsrl").options
+    reports = []
+    for buffer, place in ((alone, 0), (both, 1)):
+        streams = Streams([7], torch.full((), STAGE_ONE), torch.float64)
+        algorithm = TSRL(plain, Stack((7,), 5, 2, CPU, torch.float64), streams, Plugins())
+        algorithm.attach(buffer.for_runs([place]))
+        reports.append(algorithm.after_update(STAGE_ONE))
+    assert reports[0].keys() == reports[1].keys()
+    assert all(torch.equal(value, reports[1][name]) for name, value in reports[0].items())
+
+
 # -- the policy
 
 
@@ -101,7 +118,7 @@ def slow_policy_losses(algorithm: TSRL, launch: Launch, batch: Batch) -> dict[st
     gap = zs - (zs2 + g(torch.cat([zs + drift, za], 1)))
     asymmetry = gap[goes_on > 0].square().mean()
     cloning = (za - za_data).square().mean()
-    eps = launch.streams.normal("latent_noise", *zs.shape)[0] * 0.01 * algorithm.data.latent_std[0]
+    eps = launch.streams.normal("latent_noise", *zs.shape)[0] * config.noise_scale * algorithm.data.latent_std[0]
     zs_aug, zs2_aug = zs + eps, encode(s2, a)[0] + eps
     pushed = zs2_aug + f(torch.cat([zs_aug, za], 1)) - drift
     residual = (zs_aug - (zs2_aug + g(torch.cat([pushed, za], 1)))).square().sum(1)
@@ -118,12 +135,19 @@ def slow_policy_losses(algorithm: TSRL, launch: Launch, batch: Batch) -> dict[st
     return found | {"residual": residual.mean() / s.shape[1]}
 
 
-def test_policy_losses_equal_the_formulas() -> None:
+@pytest.mark.parametrize("noise_scale", [0.01, 1.0])
+def test_policy_losses_equal_the_formulas(noise_scale: float) -> None:
     # a critic that stands still: the actor's loss is that of the critic after its step
-    algorithm, launch = algorithm_of(dropout=0.0, critic_lr=1e-30, quantile=0.5)
+    algorithm, launch = algorithm_of(dropout=0.0, critic_lr=1e-30, quantile=0.5, noise_scale=noise_scale)
     advance(launch, STAGE_ONE)
     step = STAGE_ONE + 2
     batch = batch_at(launch, step)
+    with torch.no_grad():  # as later in training: targets are other networks
+        for p in [*algorithm.target_critic.parameters(), *algorithm.target_actor.parameters()]:
+            p.mul_(1.5)
+        if noise_scale == 1:  # noise that decides where the model is trusted
+            residual = slow_policy_losses(algorithm, launch, batch)["residual"] * 5
+            algorithm.data.residuals[0, 0] = residual
     with torch.no_grad():  # the same mean for both heads, so that either is the smaller one somewhere
         for critic in (algorithm.critic, algorithm.target_critic):
             q = critic.at(algorithm.critic_inputs(batch.state_actions)).q
@@ -152,8 +176,8 @@ def test_the_releases_noise_is_one_shift_for_all_rows() -> None:
     advance(launch, STAGE_ONE)
     noise, _ = trusted_noise(algorithm, launch)
     assert torch.equal(noise, noise[:, :1].expand_as(noise))
-    offset = (noise[:, 0] - algorithm.data.latent_mean) / algorithm.data.latent_std
-    assert offset.abs().max() < 0.05
+    draw = launch.streams.normal("latent_noise", 1, 5)[:, 0]
+    torch.testing.assert_close(noise[:, 0], algorithm.data.latent_mean + 0.01 * draw * algorithm.data.latent_std)
 
 
 def trusted_noise(algorithm: TSRL, launch: Launch, rows: int = 256) -> tuple[Tensor, Tensor]:
