@@ -3,7 +3,8 @@
     python benchmarks/kernels.py --json FILE [--seconds 0.3] [--budget 240] [--precision fp32]
 
 Measures whole updates as CUDA graphs: with the fused kernels ("ours"), in plain PyTorch ("plain"), the plain update
-compiled by torch.compile into one graph ("compiled"), and with one family of kernels switched off at a time. Cases come
+compiled by torch.compile into one graph ("compiled") or operation by operation ("compiled operations"), and with one
+family of kernels switched off at a time. Cases come
 in the order of their weight; none is begun once --budget seconds have passed. A variant that fails is noted and left.
 FILE is written after each measurement. The last table is each family's gain: how much longer an update takes without
 it, re-clustering every 200 updates included.
@@ -22,15 +23,36 @@ from typing import Any
 import numpy as np
 import torch
 
-from c4rl.core import ops
+from c4rl.algorithms import cql, iql, td3, td3_bc
+from c4rl.core import ops, optimizers, policies
+from c4rl.core.ops import losses
+from c4rl.core.ops import mlp as networks_op
+from c4rl.core.ops import random as draws
 from c4rl.data.dataset import Dataset
 from c4rl.data.packing import Scaling, pack_datasets
+from c4rl.plugins.c4 import cluster_sampler, cross_covariance
 from c4rl.results.speed import bench_config, made_up_dataset, measure
+from c4rl.training import launch as launch_module
 from c4rl.training.launch import Launch, launches_of
 from c4rl.training.summary import versions
 
 Case = tuple[str, Any, int]  # algorithm, plug-ins, runs
 ROWS, OBSERVATION, ACTION = 10_000, 17, 6
+OPERATIONS: tuple[tuple[Any, str], ...] = (  # where they are called
+    (networks_op, "_plain_mlp"),
+    (optimizers, "adam_step"),
+    (draws, "uniform"),
+    (draws, "normal"),
+    (draws, "integers"),
+    (cluster_sampler, "cluster_rows"),
+    (policies, "sample_tanh_gaussian"),
+    (losses, "clipped_target"),
+    (td3, "relative_mean"),
+    *((module, "mean_squared_error") for module in (td3, td3_bc, cql, iql)),
+    (cross_covariance, "cross_covariance_size"),
+    (launch_module, "add_metrics"),
+    (cql.CQL, "_gap"),
+)
 ENOUGH = 0.1  # of an update: the gain for which a family of kernels is kept
 
 
@@ -44,12 +66,9 @@ def plan(given: argparse.Namespace) -> list[tuple[Case, bool]]:
     first, normed = cases("c4-proxy", "td3_bc", "cql"), cases("layer_norm", "td3_bc", "cql")
     rest = [*cases("none", "td3_bc", "cql"), *cases("c4-proxy", "iql"), *cases("none", "iql")]
     return [
-        (case, compiles)
-        for case, compiles in (
-            *((case, False) for case in (*first, *normed)),
-            *((case, True) for case in first),
-            *((case, compiles) for case in rest for compiles in (False, True)),
-        )
+        *((case, False) for case in (*first, *normed)),
+        *((case, True) for case in first),
+        *((case, compiles) for case in rest for compiles in (False, True)),
     ]
 
 
@@ -70,8 +89,6 @@ def compile_update(launch: Launch) -> None:
         launch._update(step)
     torch._dynamo.reset()
     torch._dynamo.config.trace_autograd_ops = True  # PyTorch 2.11 and later
-    for optimizer in launch.algorithm.optimizers.values():  # PyTorch's fused Adam is not for compilers: the written one
-        optimizer.lr = optimizer._flat_lr = torch.tensor(optimizer.lr, device=launch.device)
     compiled = torch.compile(launch._update, dynamic=False, fullgraph=True)
     steps: dict[Any, int] = {}  # one for each phase: another number would be compiled anew
 
@@ -82,6 +99,21 @@ def compile_update(launch: Launch) -> None:
         launch._graphed.function = update
     else:
         launch._update = update  # type: ignore[method-assign]
+
+
+@contextmanager
+def compiled_operations() -> Iterator[None]:
+    """Within it each plain operation is compiled by itself, its gradient too."""
+    torch._dynamo.reset()
+    torch._dynamo.config.recompile_limit = 64  # networks of many shapes, with gradients and without
+    before = [(owner, name, getattr(owner, name)) for owner, name in OPERATIONS]
+    for owner, name, function in before:
+        setattr(owner, name, torch.compile(function, dynamic=False))
+    try:
+        yield
+    finally:
+        for owner, name, function in before:
+            setattr(owner, name, function)
 
 
 @contextmanager
@@ -107,12 +139,17 @@ def measure_variant(
 ) -> dict[str, Any]:
     gc.collect()
     began = time.perf_counter()
-    fused = variant not in ("plain", "compiled")
+    fused = variant not in ("plain", "compiled", "compiled operations")
     with ExitStack() as stack:
         if variant.startswith("without "):
             stack.enter_context(ops.without(variant.removeprefix("without ")))
+        if variant == "compiled operations":
+            stack.enter_context(compiled_operations())
         used = stack.enter_context(noted_families())
         launch = made_up_launch(case, fused, given.precision if fused else "fp32", data, device)
+        if not fused and variant != "plain":
+            for optimizer in launch.algorithm.optimizers.values():  # PyTorch's fused Adam is not for compilers
+                optimizer.lr = optimizer._flat_lr = torch.tensor(optimizer.lr, device=launch.device)
         if variant == "compiled":
             compile_update(launch)
         steps = itertools.count(1)
@@ -179,7 +216,8 @@ def main() -> None:
 
     for case, compiles in plan(given):
         if compiles:
-            run(case, "compiled")
+            for variant in ("compiled", "compiled operations"):
+                run(case, variant)
             continue
         ours = run(case, "ours")
         for variant in variants_of(case, ours.get("families", [])):

@@ -187,7 +187,7 @@ BAD_FLAGS: dict[str, tuple[Build, list[str]]] = {
         with_flags("--reward-scale", "nan"),
         ["--reward-scale", "found 'nan'", "a number at least -1,000,000"],
     ),
-    "hold everything out": (with_flags("--hold-out", "1"), ["--hold-out", "found 1", "a number above 0, below 1"]),
+    "hold everything out": (with_flags("--hold-out", "1"), ["--hold-out", "found 1", "a number at least 0, below 1"]),
     "a precision nobody proved": (
         with_flags("--precision", "tf32"),
         ["--precision", "found 'tf32'", "expected one of fp32, bf16x3"],

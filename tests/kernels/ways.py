@@ -186,9 +186,9 @@ def _on_the_cpu() -> Iterator[None]:
     """Within it the kernels are given CPU tensors, unless `ops.kernels` is against it."""
     stream = _Stream()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ops, "available", lambda device: ops._enabled)
+        patch.setattr(ops, "available", lambda device: ops._chosen.enabled)
         patch.setattr(networks_op, "proven", lambda *given: True)  # the proof takes half a minute here
-        patch.setattr(networks, "one_pass_pays", lambda x: ops._enabled)
+        patch.setattr(networks, "one_pass_pays", lambda x: ops._chosen.enabled)
         if find_spec(f"{ops.KERNELS}.mlp") is not None:
             patch.setattr(import_module(f"{ops.KERNELS}.mlp"), "_side_stream", lambda device: stream)
         patch.setattr(torch.cuda, "current_stream", lambda: stream)

@@ -32,7 +32,7 @@ def test_graph_and_eager_updates_are_bit_equal(algorithm, plugins) -> None:
             assert torch.equal(tensor, states[1][seed][name]), name
 
 
-def test_products_in_parts_are_the_same_in_a_graph() -> None:
+def test_products_of_split_numbers_are_the_same_in_a_graph() -> None:
     """In networks wide enough for them."""
     wide = {"hidden_width": 128, "batch_size": 256, "plugin_options": (C4Config(K=2, period=50),)}
     states = [
@@ -40,7 +40,7 @@ def test_products_in_parts_are_the_same_in_a_graph() -> None:
         for values in ({"precision": "bf16x3"}, {"precision": "bf16x3", "cuda_graph": False}, {"precision": "fp32"})
     ]
     assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
-    assert not all(torch.equal(tensor, states[2][name]) for name, tensor in states[0].items()), "nothing was in parts"
+    assert not all(torch.equal(tensor, states[2][name]) for name, tensor in states[0].items()), "nothing was split"
 
 
 @pytest.mark.parametrize("plugins", [(), ("c4",)], ids=["none", "c4"])

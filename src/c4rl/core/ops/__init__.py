@@ -6,11 +6,12 @@ differ only by the order of additions. This file makes the choice.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,14 +19,16 @@ from torch import Tensor
 # Matrix products of large networks in float32, or as three products of bfloat16 numbers (each factor split into two):
 # the modes that benchmarks/precision.py has shown to be harmless
 OFFERED = ("fp32", "bf16x3")
-FAMILIES = (
-    "adam", "covariance", "layer_norm", "linear", "losses", "metrics", "mlp", "random", "subspace", "tanh_gaussian"
-)  # fmt: skip
 KERNELS = "c4rl.core.triton"
 
-_enabled = True
-_off: frozenset[str] = frozenset()
-_precision = "fp32"
+
+class Choice(NamedTuple):
+    enabled: bool = True  # whether fused kernels are used
+    off: frozenset[str] = frozenset()  # families that are not
+    precision: str = "fp32"
+
+
+_chosen = Choice()
 
 
 @cache
@@ -44,12 +47,12 @@ def missing() -> str | None:
 
 def available(device: torch.device) -> bool:
     """Whether fused kernels are to be used on this device."""
-    return _enabled and device.type == "cuda" and missing() is None
+    return _chosen.enabled and device.type == "cuda" and missing() is None
 
 
 def kernels_on(device: torch.device, family: str) -> ModuleType | None:
     """The family's fused kernels, where they are to be used on this device."""
-    return _module(family) if family not in _off and available(device) else None
+    return _module(family) if family not in _chosen.off and available(device) else None
 
 
 def kernels_for(tensor: Tensor, family: str) -> ModuleType | None:
@@ -67,39 +70,31 @@ def _module(family: str) -> ModuleType | None:
         return None
 
 
-@contextmanager
-def kernels(enabled: bool) -> Iterator[None]:
-    """Turns the fused kernels on or off within the block."""
-    global _enabled
-    before, _enabled = _enabled, enabled
-    try:
-        yield
-    finally:
-        _enabled = before
+def kernels(enabled: bool) -> AbstractContextManager[None]:
+    """Within it the fused kernels are used, or not."""
+    return _within(_chosen._replace(enabled=enabled))
+
+
+def without(*families: str) -> AbstractContextManager[None]:
+    """Within it the fused kernels of these families are not used."""
+    return _within(_chosen._replace(off=_chosen.off.union(families)))
+
+
+def products(mode: str) -> AbstractContextManager[None]:
+    """Within it fused kernels make large matrix products as `mode` says, one of OFFERED."""
+    return _within(_chosen._replace(precision=mode))
 
 
 @contextmanager
-def without(*families: str) -> Iterator[None]:
-    """Turns off the fused kernels of these FAMILIES within the block."""
-    global _off
-    before, _off = _off, _off.union(families)
+def _within(choice: Choice) -> Iterator[None]:
+    global _chosen
+    before, _chosen = _chosen, choice
     try:
         yield
     finally:
-        _off = before
-
-
-@contextmanager
-def products(mode: str) -> Iterator[None]:
-    """Within the block, fused kernels compute large matrix products in this mode, one of OFFERED."""
-    global _precision
-    before, _precision = _precision, mode
-    try:
-        yield
-    finally:
-        _precision = before
+        _chosen = before
 
 
 def bf16x3() -> bool:
-    """Whether large matrix products use bfloat16 numbers."""
-    return _precision == "bf16x3"
+    """Whether large matrix products are to be made of bfloat16 numbers."""
+    return _chosen.precision == "bf16x3"

@@ -199,44 +199,15 @@ def linear(
     relu: bool = False,
     bf16x3: bool = False,
     keep_split: bool = False,
+    tile_sums: list[Tensor] | None = None,
 ) -> Tensor:
     """mask · factor · relu(x W + bias + add) -> [R, M, rows, out].
 
     x: [R, rows, in] or [R, M, rows, in]. weight: [R, M, in, out]. bias: [R, M, out]. add: [R, M, rows / group, out],
     each row of it for `group` rows. mask: [R, M, rows, out], > 0 keeps. factor: instead of a mask, like it. x, weight
-    and mask may be split. bf16x3: compute large products so. keep_split: return the result split.
+    and mask may be split. bf16x3: a large product is made so. keep_split: the result is to be split. tile_sums: is
+    given the sums over the rows of each tile, [tiles, R, M, out].
     """
-    return _linear(x, weight, bias, add, group, mask, factor, relu, bf16x3, keep_split, False)[0]
-
-
-def linear_with_sums(
-    x: Tensor,
-    weight: Tensor,
-    *,
-    add: Tensor | None = None,
-    mask: Tensor | None = None,
-    factor: Tensor | None = None,
-    bf16x3: bool = False,
-    keep_split: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """See `linear`; with the result its sums over the rows of each tile, [tiles, R, M, out]."""
-    return _linear(x, weight, None, add, 1, mask, factor, False, bf16x3, keep_split, True)
-
-
-def _linear(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    add: Tensor | None,
-    group: int,
-    mask: Tensor | None,
-    factor: Tensor | None,
-    relu: bool,
-    bf16x3: bool,
-    keep_split: bool,
-    with_sums: bool,
-) -> tuple[Tensor, Tensor]:
-    """The result, and its sums over the rows of each tile, [tiles, R, M, out]."""
     runs, members, _, columns = weight.shape[-4:]
     rows, depth = x.shape[-2:]
     batch = runs * members
@@ -247,7 +218,7 @@ def _linear(
         y = torch.empty(shape, device=x.device, dtype=torch.float32)
     mask = high(mask) if mask is not None else factor
     bias_strides = (bias.stride(0), bias.stride(1)) if bias is not None else (0, 0)
-    plain = add is None and mask is None and not (relu or keep_split or with_sums or is_split(x))
+    plain = add is None and mask is None and not (relu or keep_split or is_split(x)) and tile_sums is None
     if columns <= NARROW and depth >= 64 and plain:
         block = triton.next_power_of_2(depth)
         tile_rows = max(1, 4096 // block)
@@ -255,14 +226,17 @@ def _linear(
             x, weight, bias if bias is not None else x, y, rows, depth, columns, members,
             *_strides(x), *weight.stride(), *bias_strides, bias is not None, tile_rows, block,
         )  # fmt: skip
-        return y, y
+        return y
     bf16x3 = is_split(x) or (bf16x3 and splits(batch, rows, depth, columns))
     if bf16x3:
         x, weight = _split(x), _split(weight)
     tile_rows, tile_columns, tile_depth, warps, stages = _tiles(batch, rows, columns, bf16x3)
     tile_depth = 16 if depth <= 16 else tile_depth
     tiles = triton.cdiv(rows, tile_rows)
-    sums = torch.empty(tiles, runs, members, columns, device=x.device, dtype=torch.float32) if with_sums else y
+    sums = y
+    if tile_sums is not None:
+        sums = torch.empty(tiles, runs, members, columns, device=x.device, dtype=torch.float32)
+        tile_sums.append(sums)
     _linear_kernel[(tiles * triton.cdiv(columns, tile_columns), batch)](
         x, weight, bias if bias is not None else x,
         add if add is not None else x, mask if mask is not None else x, y, sums,
@@ -274,10 +248,10 @@ def _linear(
         *(_batch_and_row(mask) if mask is not None else (0, 0)),
         y.stride(0),
         bias is not None, add is not None, mask is not None, factor is not None,
-        relu, with_sums, keep_split,
+        relu, tile_sums is not None, keep_split,
         bf16x3, tile_rows, tile_columns, tile_depth, num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    return y, sums
+    return y
 
 
 def _batch_and_row(x: Tensor) -> tuple[int, int]:

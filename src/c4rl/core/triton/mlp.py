@@ -15,7 +15,6 @@ from c4rl.core.triton.linear import (
     NARROW,
     kept_split,
     linear,
-    linear_with_sums,
     splits,
     sums_with_product,
     weight_gradient,
@@ -218,7 +217,8 @@ class _StackedMLP(torch.autograd.Function):
             form["keep_split"] = layer > 1 and is_split(hidden[layer - 2])  # which dz will be multiplied with
             source = hidden[layer - 2] if layer > 1 else x
             if trains and not norms and not sums_with_product(source, layers.biases[layer - 1].shape, rows, bf16x3):
-                dz, sums = linear_with_sums(dz, weight, **form)
+                tile_sums: list[Tensor] = []
+                dz, sums = linear(dz, weight, **form, tile_sums=tile_sums), tile_sums[0]
             else:
                 dz, sums = through(layer - 1, linear(dz, weight, **form)), None
         dx = dactions = None
