@@ -106,7 +106,7 @@ def symmetric_eigen(matrices: Tensor) -> tuple[Tensor, Tensor]:
     matrices = matrices.contiguous()
     count, size, _ = matrices.shape
     values, vectors = matrices.new_empty(count, size), torch.empty_like(matrices)
-    block = triton.next_power_of_2(size)
+    block = max(triton.next_power_of_2(size), 16)  # Triton 3.6 cannot compile a block of one number
     _eigen_kernel[(count,)](matrices, values, vectors, size, MOST_SWEEPS * (block - 1), block, num_warps=4)
     values, order = values.sort(1)
     return values, vectors.gather(2, order.unsqueeze(1).expand_as(vectors))
