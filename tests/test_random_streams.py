@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from c4rl.core.ops.random import hashed_bits
 from c4rl.core.random import Streams, stream_key
 
 
@@ -21,7 +22,8 @@ def splitmix64(state: int) -> int:
 
 
 def test_the_tensor_hash_is_splitmix64() -> None:
-    bits = streams([7], step=3)._bits("noise", 5)[0].tolist()
+    own = streams([7], step=3)
+    bits = hashed_bits(own.keys("noise"), own.step, 5)[0].tolist()
     golden, mask = 0x9E3779B97F4A7C15, (1 << 64) - 1
     key = stream_key(7, "noise")
     expected = [splitmix64(key + golden * ((3 << 32) + i)) for i in range(5)]

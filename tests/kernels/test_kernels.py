@@ -40,5 +40,5 @@ def test_kernels(way: str, chosen: str, tmp_path: Path) -> None:
         environment["TRITON_CACHE_DIR"] = str(tmp_path)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", chosen]
     command.append(str(Path(__file__).with_name("cases.py")))
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -15,7 +15,7 @@ def signed(x: int) -> int:
     return x - (1 << 64) if x >= 1 << 63 else x
 
 
-def _bits(keys: Tensor, step: Tensor, count: int) -> Tensor:
+def hashed_bits(keys: Tensor, step: Tensor, count: int) -> Tensor:
     """64 hashed bits per number, [R, count] int64. At most 2^32 numbers per stream and step."""
     positions = torch.arange(count, dtype=torch.int64, device=keys.device)
     x = keys + ((step << 32) + positions) * signed(GOLDEN)
@@ -29,14 +29,14 @@ def uniform(keys: Tensor, step: Tensor, count: int, dtype: torch.dtype) -> Tenso
     """Uniform on [0, 1), 24 bits, [R, count]."""
     if dtype == torch.float32 and (own := ops.kernels_for(step, "random")):
         return own.uniform(keys, step, count)
-    return ((_bits(keys, step, count) >> 40) & 0xFFFFFF).to(dtype) * 2.0**-24
+    return ((hashed_bits(keys, step, count) >> 40) & 0xFFFFFF).to(dtype) * 2.0**-24
 
 
 def normal(keys: Tensor, step: Tensor, count: int, dtype: torch.dtype) -> Tensor:
     """Standard normal by Box-Muller, [R, count]; one hash gives a pair."""
     if dtype == torch.float32 and (own := ops.kernels_for(step, "random")):
         return own.normal(keys, step, count)
-    bits = _bits(keys, step, (count + 1) // 2)
+    bits = hashed_bits(keys, step, (count + 1) // 2)
     u = (((bits >> 40) & 0xFFFFFF) + 1).to(dtype) * 2.0**-24  # in (0, 1]: the logarithm is finite
     angle = ((bits >> 8) & 0xFFFFFF).to(dtype) * (2.0**-24 * 2 * math.pi)
     radius = torch.sqrt(-2 * torch.log(u))
@@ -47,7 +47,7 @@ def integers(keys: Tensor, step: Tensor, count: int, high: Tensor) -> Tensor:
     """Integers on [0, high) for high [R] < 2^31, [R, count] int64; bias below high / 2^32."""
     if own := ops.kernels_for(step, "random"):
         return own.integers(keys, step, count, high)
-    return (((_bits(keys, step, count) >> 32) & 0xFFFFFFFF) * high.unsqueeze(1)) >> 32
+    return (((hashed_bits(keys, step, count) >> 32) & 0xFFFFFFFF) * high.unsqueeze(1)) >> 32
 
 
 def uniform_48(keys: Tensor, step: Tensor, count: int) -> Tensor:
