@@ -76,6 +76,7 @@ SWAPPED_NETWORKS = {
 }
 OPPOSITE = {ast.Gt: ast.LtE, ast.GtE: ast.Lt, ast.Lt: ast.GtE, ast.LtE: ast.Gt}
 OWN = "Adam asks for the gradients of its own network alone"
+STD = "advantage.std(1, keepdim=True) + 1e-10 -> "
 # changes that change nothing: file, function, what becomes what -> why
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("algorithms/cql.py", "CQL.update", "self.temperature.log.detach() -> self.temperature.log"): OWN,
@@ -84,6 +85,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("algorithms/cql.py", "CQL.update", "policy.detach() -> policy"): "actions are drawn from it without gradients",
     ("algorithms/a2pr.py", "A2PR.update", "value.detach() -> value"): "it is compared with, no more",
     ("algorithms/t_symmetry_dynamics.py", "jacobian_vector_product", "x.detach() -> x"): "it is compared, no more",
+    ("algorithms/bppo.py", "weighted_advantage", STD + "advantage.std(1, keepdim=True) - 1e-10"): "it keeps 0/0 away",
+    ("algorithms/bppo.py", "weighted_advantage", STD + "advantage.std(1, keepdim=True) + 2 * 1e-10"): "the same",
     ("algorithms/accepted_policies.py", "AcceptedPolicies.after_update", "self.old_actor -> self.actor"): "just copied",
 }
 

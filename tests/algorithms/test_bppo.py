@@ -221,9 +221,11 @@ def test_the_improvement_loss_is_the_clipped_surrogate_at_actions_of_the_old_pol
 ) -> None:
     launch, algorithm = lane_of(omega=omega, entropy_weight=entropy_weight, seeds=(0, 5))
     generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():  # away from π_old, or every ratio would be 1
+    with torch.no_grad():  # away from π_old, or every ratio would be 1; and a target that is not the critic
         for p in algorithm.actor.parameters():
             p.add_(torch.randn(p.shape, generator=generator, dtype=p.dtype) * 0.02)
+        for p in algorithm.target_critic.parameters():
+            p.mul_(1.5)
     batch = batch_at(launch, IMPROVEMENT)
     noise = launch.streams.normal("old_action", 32, 2)
     losses, clipped = [], []
@@ -244,6 +246,31 @@ def test_the_improvement_loss_is_the_clipped_surrogate_at_actions_of_the_old_pol
     metrics = algorithm.update(batch, IMPROVEMENT, batch)
     torch.testing.assert_close(metrics["actor_loss"], torch.stack(losses).detach())
     torch.testing.assert_close(metrics["clipped_share"], torch.stack(clipped))
+
+
+def test_cloning_maximises_the_mean_likelihood_of_logged_actions() -> None:
+    launch, algorithm = lane_of(seeds=(0, 5))
+    batch = batch_at(launch, CLONING)
+    old = algorithm.old_actor(batch.observations)
+    expected = -Normal(old.mean, old.log_std.exp()).log_prob(batch.actions).sum(2).mean(1).detach()
+    torch.testing.assert_close(algorithm.update(batch, CLONING, batch)["actor_loss"], expected)
+
+
+def test_policies_are_judged_by_the_critics_mean_over_states_of_the_runs_own_data() -> None:
+    first, second = small_dataset(120), small_dataset(200)
+    second = replace(second, observations=second.observations + 3)
+    parts = [(data, plain_scaling(data)) for data in (first, second)]
+    both = pack_datasets(parts, CPU, torch.float64)
+    _, algorithm = lane_of(second)
+    assert len(algorithm.judged_states[0]) == 1024
+    alone = algorithm.judged_states.clone()
+    algorithm.attach(both.for_runs([1]))
+    assert torch.equal(algorithm.judged_states, alone)
+    with torch.no_grad():  # as later in training: the target is another network
+        for p in algorithm.target_critic.parameters():
+            p.mul_(1.5)
+    q = algorithm.critic(alone, algorithm.actor(alone).mean).q
+    torch.testing.assert_close(algorithm.expected_q(algorithm.actor)[0], q.sum() / 1024)
 
 
 def test_each_run_s_gradient_is_shortened_to_one_half() -> None:
