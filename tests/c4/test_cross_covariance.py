@@ -7,6 +7,7 @@ from torch import Tensor
 
 from c4rl.core.errors import InputError
 from c4rl.plugins.c4.cross_covariance import automatic_weight, cross_covariance, penalty, traces, within_and_between
+from c4rl.theory.total_covariance import total_covariance
 
 
 def features(*shape: int, seed: int = 0, offset: float = 0.5) -> tuple[Tensor, Tensor]:
@@ -175,6 +176,19 @@ def test_covariance_splits_within_from_between_clusters() -> None:
     torch.testing.assert_close(seen["within_trace"] + seen["between_trace"], C.trace())
     alone = within_and_between(g_next, g, valid, torch.ones(400, 1, dtype=torch.float64))
     torch.testing.assert_close(alone["within_frobenius"], C.norm())
+
+
+def test_the_split_sees_valid_rows_alone_wherever_their_centre_lies() -> None:
+    generator = torch.Generator().manual_seed(5)
+    g_next, g = torch.randn(2, 60, 3, generator=generator, dtype=torch.float64) + 7
+    r = torch.softmax(3 * torch.randn(60, 2, generator=generator, dtype=torch.float64), -1)
+    valid = torch.arange(60) % 3 > 0
+    expected = total_covariance(g_next[valid], g[valid], r[valid])
+    garbage = torch.where(valid.unsqueeze(1), 0.0, 100.0)
+    found = within_and_between(g_next + garbage, g - garbage, valid, r)
+    for name, matrix in (("within", expected.within), ("between", expected.between)):
+        torch.testing.assert_close(found[f"{name}_trace"], matrix.trace() * 40 / 39)
+        torch.testing.assert_close(found[f"{name}_frobenius"], matrix.norm() * 40 / 39)
 
 
 @pytest.mark.parametrize("estimator", ["plugin", "unbiased", "dot_product"])
