@@ -48,7 +48,9 @@ def check(path: Path, folder: Path) -> None:
     """A dataset whose numbers can be used, or one sentence; in time, and nothing written."""
     before, start = listing(folder), time.monotonic()
     try:
-        data = load_dataset(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # they would be further lines on stderr
+            data = load_dataset(path)
     except InputError as error:
         sentence = str(error)
         assert sentence.isprintable() and "expected" in sentence and len(sentence) < 1500, sentence

@@ -1,6 +1,7 @@
 """npz files: real reduced D4RL sets, round trips, recovered trajectories, clear refusals."""
 
 import pickle
+import warnings
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -168,6 +169,7 @@ def test_pickled_content_is_never_opened(arrays: Make, save: Save, tmp_path: Pat
         ({"rewards": np.full(7, 1e20)}, r"'rewards' holds 1e\+20 first in row 0, in 7 of 7 .* at most 1e\+15 in size"),
         ({"trajectory_ids": np.array([0, 0, np.nan, 1, 1, 1, 1])}, "'trajectory_ids' holds nan first in row 2"),
         ({"trajectory_ids": np.array([0, 0, 0, 0, 0, np.inf, np.inf])}, "'trajectory_ids' holds inf first in row 5"),
+        ({"trajectory_ids": np.array([0, 0, 0, 0, 0, 1, np.nan], "f2")}, "'trajectory_ids' holds nan first in row 6"),
         ({"trajectory_ids": np.array([0, 0, 0.5, 1, 1, 1, 1])}, "holds 0.5 in row 2; expected whole numbers"),
         ({"action_low": np.array(-3e38), "action_high": np.array(3e38)}, "'action_low' is -3.0.*e.38; expected finite"),
         ({"action_low": np.array(1j)}, "'action_low' has dtype complex128"),
@@ -176,7 +178,8 @@ def test_pickled_content_is_never_opened(arrays: Make, save: Save, tmp_path: Pat
 def test_unusable_arrays_are_refused_by_name(
     arrays: Make, save: Save, change: dict[str, np.ndarray | None], sentence: str
 ) -> None:
-    with pytest.raises(InputError, match=sentence):
+    with pytest.raises(InputError, match=sentence), warnings.catch_warnings():
+        warnings.simplefilter("error")
         load_dataset(save(arrays([4, 3]), **change))
 
 

@@ -118,9 +118,9 @@ def check_same_length(source: object, reference: Array, **fields: Array | None) 
 def check_finite(source: object, **fields: Array | None) -> None:
     """No NaN, no infinity and nothing near it; min and max see all of them without a temporary."""
     for field, values in fields.items():
-        if values is None or (values.min() >= -LARGEST and values.max() <= LARGEST):
+        if values is None or (float(values.min()) >= -LARGEST and float(values.max()) <= LARGEST):
             continue
-        good = (np.abs(values) <= LARGEST).reshape(len(values), -1)
+        good = (np.abs(values.astype(np.float64)) <= LARGEST).reshape(len(values), -1)
         row = int(np.argmin(good.all(axis=1)))
         worst = values[row].flat[int(np.argmin(good[row]))]
         found = f"holds {worst:g} first in row {row}, in {int((~good.all(axis=1)).sum())} of {len(good)} rows"
