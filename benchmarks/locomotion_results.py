@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +34,7 @@ walker2d-medium-v2           25.4 11.2±19.2 34.2±5.2  53.7±12.6 5.9±5.2   47
 UPDATES, SEEDS, EPISODES = 100_000, (0, 1, 2), 10
 FAR = 2  # of the paper's standard deviations
 NOT_RUN = "not run yet"
+OLD_PHYSICS = "gymnasium's -v4"  # of summaries that do not say what they were scored on
 
 
 class Score(NamedTuple):
@@ -74,8 +75,18 @@ def by_set(jobs: dict[str, Any]) -> dict[str, Any]:
     return {run["task"]: job for job in jobs.values() for run in job["summary"]["runs"]}
 
 
+def physics(jobs: Iterable[dict[str, Any]]) -> str | None:
+    """What all of these jobs were scored on; others are refused, because their scores do not compare."""
+    found = {str(job["summary"].get("environment", OLD_PHYSICS)).split(",")[0] for job in jobs}
+    if len(found) > 1:
+        raise InputError(
+            f"--results: found scores on {' and on '.join(sorted(found))}, expected one for the whole table"
+        )
+    return found.pop() if found else None
+
+
 def collect(folders: Sequence[Path], results: Path) -> None:
-    """Nothing is written unless all fits: one job for a set, one budget."""
+    """Nothing is written unless all fits: one job for a set, one budget, one physics."""
     stored = load(results)
     if missing := [str(folder) for folder in folders if not folder.is_dir()]:
         raise InputError(f"--collect: found no folder {', '.join(missing)}, expected what --output named")
@@ -94,6 +105,7 @@ def collect(folders: Sequence[Path], results: Path) -> None:
         jobs[folder.name] = job
     if len(found := {budget(job["config"]) for jobs in stored.values() for job in jobs.values()}) > 1:
         raise InputError(f"--collect: found {' and '.join(sorted(found))}, expected the same for the whole table")
+    physics(job for jobs in stored.values() for job in jobs.values())
     results.mkdir(parents=True, exist_ok=True)
     for name, jobs in stored.items():
         if load(results).get(name) != jobs:
@@ -173,6 +185,12 @@ class Page:
         config: dict[str, Any] = {"seeds": SEEDS, "updates": UPDATES, "eval_episodes": EPISODES}
         config |= jobs[0]["config"] if jobs else {}
         versions = {f"{job['summary']['device']}, torch {job['summary']['versions']['torch']}" for job in jobs}
+        name = physics(jobs)
+        scored_on = NOT_RUN if name is None else f"D4RL's physics ({name})"
+        if name == OLD_PHYSICS:
+            scored_on = (
+                f"**{OLD_PHYSICS} physics, not D4RL's**: scores on D4RL's differ, see [environments](environments.md)"
+            )
         others = ""
         for mode in OFFERED[1:]:
             own = [n for n in self.names if any(j["config"].get("precision") == mode for j in self.jobs[n].values())]
@@ -180,6 +198,7 @@ class Page:
         return (
             f"- seeds {', '.join(map(str, config['seeds']))}; budget: {config['updates']:,} critic updates (BC: of the "
             f"policy)\n- the last checkpoint, never the best; {config['eval_episodes']} evaluation episodes per run\n"
+            f"- scored on: {scored_on}\n"
             f"- trained on: {'; '.join(sorted(versions)) or NOT_RUN}\n- matrix products: fp32{others}"
         )
 

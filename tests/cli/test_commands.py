@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import c4rl
+from c4rl.environments.tasks import PHYSICS
 from c4rl.training.restore import restore
 from tests.cli.support import (
     SMALL,
@@ -100,8 +101,9 @@ class TestTraining:
         result = summary(job)
         assert result.keys() == {
             *("task", "algorithm", "plugins", "seeds", "updates", "dataset", "last", "best", "timing", "versions"),
-            *("score", "best_rule", "stopped", "runs", "device"),
+            *("score", "best_rule", "stopped", "runs", "device", "environment"),
         }
+        assert result["environment"] == f"{PHYSICS}, mujoco {result['versions']['mujoco']}"
         assert (result["task"], result["algorithm"], result["plugins"]) == (TASK, "td3_bc", [])
         assert result["seeds"] == [0, 1, 2] and result["updates"] == 60 and result["stopped"] == {}
         assert result["dataset"] == {
@@ -180,6 +182,7 @@ class TestTraining:
         out = capsys.readouterr().out
         result = summary(tmp_path / "job")
         assert result["best"] is None and result["dataset"]["rows"] == 180  # 9 of 12 trajectories
+        assert result["environment"] is None
         for name in ("held_out_td_rmse", "held_out_action_rmse"):
             assert np.shape(result["last"][name]) == (2,) and np.all(np.array(result["last"][name]) > 0)
             cells = " ".join(f"{value:.4g}" for value in result["last"][name])
@@ -207,6 +210,7 @@ class TestPolicies:
             assert run("evaluate", job, *flags) == 0
             result, trained = json.loads(output.read_text()), summary(job)[which]
             assert [row["seed"] for row in result["runs"]] == [0, 1, 2]
+            assert result["environment"] == summary(job)["environment"]
             np.testing.assert_allclose([row["returns"] for row in result["runs"]], trained["returns"])
             np.testing.assert_allclose([row["mean"] for row in result["runs"]], trained["scores"])
             assert f"{TASK}: {which} checkpoint, 2 episodes" in " ".join(capsys.readouterr().out.split())

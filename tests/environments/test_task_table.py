@@ -2,12 +2,14 @@
 
 import json
 
+import gymnasium
+import mujoco
 import numpy as np
 import pytest
 from rich.console import Console
 
 from c4rl.core.errors import InputError
-from c4rl.environments.tasks import TASKS, get_task, missing, tasks_list, tasks_table
+from c4rl.environments.tasks import PHYSICS, TASKS, get_task, missing, simulator, tasks_list, tasks_table
 
 
 def test_every_dataset_of_the_paper_is_there() -> None:
@@ -67,6 +69,16 @@ def test_what_is_missing_is_said() -> None:
     assert missing(get_task("maze2d-large")) is None
     assert "not built" in str(missing(get_task("antmaze-umaze")))
     assert "no simulator" in str(missing(get_task("none")))
+
+
+def test_scores_say_what_they_were_simulated_on() -> None:
+    ours, theirs = f"{PHYSICS}, mujoco {mujoco.__version__}", f"Pendulum-v1, gymnasium {gymnasium.__version__}"
+    hopper, maze, pendulum = map(get_task, ("hopper-medium", "maze2d-open", "gym:Pendulum-v1"))
+    assert simulator(hopper) == simulator(hopper, maze) == ours
+    assert simulator(pendulum) == theirs
+    assert simulator(maze, pendulum) == f"{ours} and {theirs}"
+    assert simulator(get_task("none")) is None
+    assert {row["simulator"] for row in tasks_list()} == {ours, None}
 
 
 def test_the_table_is_there_for_people_and_machines() -> None:

@@ -124,6 +124,24 @@ def test_other_scores_of_a_set_and_other_budgets_are_refused(folders: SimpleName
     assert not (folders.results / "iql.json").exists()
 
 
+def test_scores_of_different_physics_are_never_put_together(folders: SimpleNamespace) -> None:
+    (job,) = planned(folders, algorithms=["bc"], sets=["hopper-expert-v2"])
+    finish(job, {"hopper-expert-v2": [1.0, 2.0, 3.0]})  # of before summaries said it
+    assert collect(folders) == 0
+    assert "- scored on: **gymnasium's -v4 physics, not D4RL's**" in folders.page.read_text()
+    before = folders.page.read_bytes()
+    mixed = SimpleNamespace(**vars(folders) | {"output": folders.output.with_name("mixed")})
+    (job,) = planned(mixed, algorithms=["iql"], sets=["hopper-expert-v2"])
+    finish(job, {"hopper-expert-v2": [4.0, 5.0, 6.0]}, environment="d4rl-1, mujoco 3.11.0")
+    assert collect(mixed) == 2
+    assert folders.page.read_bytes() == before and not (folders.results / "iql.json").exists()
+    apart = SimpleNamespace(**vars(mixed) | {"results": folders.results.with_name("apart")})
+    (job,) = planned(apart, algorithms=["bc"], sets=["hopper-expert-v2"])
+    finish(job, {"hopper-expert-v2": [7.0, 8.0, 9.0]}, environment="d4rl-1, mujoco 4.0.0")  # the same on every MuJoCo
+    assert collect(apart) == 0
+    assert "- scored on: D4RL's physics (d4rl-1)\n" in folders.page.read_text()
+
+
 def test_runs_that_were_stopped_early_are_named(folders: SimpleNamespace) -> None:
     (job,) = planned(folders, algorithms=["bppo"], sets=["hopper-expert-v2"])
     why = {"update": 9000, "failed_at": 9731, "reason": "loss is not finite"}

@@ -111,7 +111,8 @@ def evaluate_command(arguments: Arguments) -> int:
         result = score_folder(folder, episodes, checkpoint, seed, run)
         console = Console()
         tasks = result["task"] if isinstance(result["task"], str) else " and ".join(result["task"])
-        table = Table(title=f"{tasks}: {checkpoint} checkpoint, {episodes} episodes ({result['score']})")
+        title = f"{tasks}: {checkpoint} checkpoint, {episodes} episodes ({result['score']})"
+        table = Table(title=title, caption=f"simulated on {result['environment']}")
         first = "run" if "run" in result["runs"][0] else "seed"
         for heading in (first, "score", "std over episodes", "return"):
             table.add_column(heading, justify="left" if heading == "run" else "right")

@@ -1,6 +1,7 @@
 """The physics of D4RL's MuJoCo (2.0) on a current one: the same model, compiled and stepped so that it moves as then.
 
-Five things changed in MuJoCo since, and all are repaired here; docs/environments.md has the proof.
+Five things changed in MuJoCo since, and all are repaired here; docs/environments.md has the proof. Whoever changes what
+this module computes counts up PHYSICS in environments/tasks.py.
 
 - A capsule had the mass and inertia of a cylinder: its own middle, longer by half the radius at both ends (to 2.1.1).
 - The margin of a contact was the larger of its geoms' margins (to 3.4), not their sum.
@@ -20,8 +21,6 @@ import mujoco
 import numpy as np
 
 Array = np.ndarray
-
-PHYSICS = "d4rl-1"  # to be counted up whenever scores may move
 
 _VERSION = tuple(int(part) for part in mujoco.__version__.split(".")[:2])
 _SUMS_MARGINS = _VERSION >= (3, 5)
@@ -65,8 +64,8 @@ def compile_model(source: str | Path) -> mujoco.MjModel:
 
 def step(model: mujoco.MjModel, data: mujoco.MjData, frames: int) -> None:
     """`mj_step`, `frames` times."""
-    has_quaternions = model.nq > model.nv
-    if _ROTATES_IN_RUNGE_KUTTA and has_quaternions and model.opt.integrator == mujoco.mjtIntegrator.mjINT_RK4:
+    # more positions than velocities: some are quaternions
+    if _ROTATES_IN_RUNGE_KUTTA and model.nq > model.nv and model.opt.integrator == mujoco.mjtIntegrator.mjINT_RK4:
         for _ in range(frames):
             _runge_kutta(model, data)
     else:

@@ -6,7 +6,7 @@ import gymnasium
 
 from c4rl.core.errors import InputError
 
-# D4RL's physics is that of -v4: the advice to move on to -v5 must not be followed
+# whoever names a -v4 id wants it, not the advice to move on to -v5
 _ADVICE = r".*The environment (Hopper|HalfCheetah|Walker2d|Ant)-v4 is out of date"
 # cuts episodes of gymnasium ids that are registered without a time limit of their own
 DEFAULT_HORIZON = 1000

@@ -14,6 +14,8 @@ import gymnasium
 import mujoco
 import numpy as np
 
+from c4rl.environments.d4rl_physics import compile_model
+
 Array = np.ndarray
 
 BALL_ORIGIN = 1.2
@@ -88,7 +90,7 @@ def _model(maze: Maze) -> mujoco.MjModel:
         f'<geom type="box" pos="{i + WALL_ORIGIN} {j + WALL_ORIGIN} 0" size=".5 .5 .2"/>'
         for i, j in zip(*np.nonzero(maze.walls), strict=True)
     )
-    return mujoco.MjModel.from_xml_string(
+    return compile_model(
         f"""
         <mujoco model="maze2d">
           <compiler inertiafromgeom="true" angle="radian"/>

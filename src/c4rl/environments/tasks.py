@@ -4,6 +4,7 @@ References are D4RL's own (to their published digits), sample and trajectory cou
 """
 
 import difflib
+import importlib.metadata
 import importlib.util
 import re
 from collections.abc import Iterable
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Array = np.ndarray
+
+PHYSICS = "d4rl-1"  # what D4RL's tasks are simulated on; counted up whenever scores may move
 
 
 @dataclass(frozen=True)
@@ -169,9 +172,24 @@ def missing(task: Task) -> str | None:
     return None
 
 
+def simulator(*tasks: Task) -> str | None:
+    """What scores policies of these tasks, with its version: scores of different simulators do not compare."""
+    version, names = importlib.metadata.version, []
+    for task in tasks:
+        if task.domain == "gym":
+            names.append(f"{task.environment}, gymnasium {version('gymnasium')}")
+        elif task.environment is not None:
+            names.append(f"{PHYSICS}, mujoco {version('mujoco')}")
+    return " and ".join(dict.fromkeys(names)) or None
+
+
 def tasks_list() -> list[dict[str, Any]]:
     """The table for machines: one dictionary per task; `missing` is None where it can be evaluated here."""
-    return [asdict(task) | {"missing": missing(task)} for task in TASKS.values()]
+    rows = []
+    for task in TASKS.values():
+        absent = missing(task)
+        rows.append(asdict(task) | {"missing": absent, "simulator": None if absent else simulator(task)})
+    return rows
 
 
 def tasks_table() -> "Table":
@@ -184,7 +202,8 @@ def tasks_table() -> "Table":
         box=box.SIMPLE,  # fits 80 columns
         pad_edge=False,
         padding=0,
-        caption="run: can be evaluated on this machine; also gym:ID (any gymnasium id with flat Box spaces) and none",
+        caption=f"run: can be evaluated on this machine, on D4RL's physics ({PHYSICS}, docs/environments.md); "
+        "also gym:ID (any gymnasium id with flat Box spaces) and none",
     )
     table.add_column("task", no_wrap=True)
     for column in ("obs", "act", "steps", "samples", "traj.", "min", "max"):

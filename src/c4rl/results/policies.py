@@ -9,7 +9,7 @@ from c4rl.core.errors import InputError
 from c4rl.core.files import replacing
 from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.environments.evaluation import EvaluationPool
-from c4rl.environments.tasks import get_task
+from c4rl.environments.tasks import get_task, simulator
 from c4rl.jobs.runs import Run, file_name, key_from, runs_of
 from c4rl.training.checkpoint import load_policies
 from c4rl.training.run_directory import RunDirectory, check_new_file, job_config
@@ -88,6 +88,7 @@ def score_folder(folder: Path, episodes: int, checkpoint: str, seed: int, name: 
             }
     return {
         "task": tasks[0] if len(tasks) == 1 else tasks,
+        "environment": simulator(*map(get_task, tasks)),
         "score": " and ".join(dict.fromkeys(kinds.values())),
         "checkpoint": checkpoint,
         "seed": seed,

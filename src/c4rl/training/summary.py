@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from c4rl.core.version import __version__
-from c4rl.environments.tasks import Task
+from c4rl.environments.tasks import Task, simulator
 from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.runs import Run, RunKey, file_name, key_of
 from c4rl.training.checkpoint import Progress
@@ -47,6 +47,7 @@ def summarise(
     single = groups[0] if len(groups) == 1 else {}
     return {
         "task": _one_or_all(list(dict.fromkeys(config.tasks))),
+        "environment": simulator(*(preparation.task for preparation in preparations)),
         "algorithm": config.algorithm,
         "plugins": [name for name in config.plugins if name != "none"],
         "seeds": list(config.seeds),
