@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-PHYSICS = "d4rl-1"
+from c4rl.environments.tasks import PHYSICS
 from c4rl.jobs.config import TrainConfig, preset_fields
 from c4rl.results.statistics import bootstrap_interval, interquartile_mean, late_mean, mean, mean_interval
 from c4rl.results.store import Entry, Store, determinants, identity
@@ -116,7 +116,8 @@ Filled = dict[tuple[str, str], Cell]  # (method, task) -> cell; only those with 
 
 
 def fill(table: ResultTable, store: Store) -> Filled:
-    known, found = store.by_identity(), {}
+    known = store.by_identity()
+    found: dict[tuple[str, str], list[Entry]] = {}
     for method, task, _, config in table.wanted():
         if (entry := known.get(identity_of(config))) is not None:
             found.setdefault((method.label, task), []).append(entry)
