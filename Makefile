@@ -5,7 +5,10 @@ BIN := $(VENV)/bin
 # A CPU-only PyTorch: make run TORCH="torch --index-url https://download.pytorch.org/whl/cpu"
 TORCH ?=
 
-.PHONY: run test lint clean
+# How many spoiled files `make fuzz` tries.
+CASES ?= 20000
+
+.PHONY: run test lint fuzz clean
 
 run: $(VENV)/.installed
 	$(BIN)/c4rl demo
@@ -19,6 +22,9 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
+fuzz: $(VENV)/.installed-dev
+	C4RL_FUZZ=$(CASES) OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal tests/data/test_fuzzed_files.py
+
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "c4rl needs Python 3.11 or newer; name one with: make run PYTHON=python3.12"; exit 1; }
@@ -27,7 +33,7 @@ $(VENV)/.created:
 
 $(VENV)/.installed: $(VENV)/.created pyproject.toml
 	$(if $(TORCH),$(BIN)/pip install --quiet $(TORCH))
-	$(BIN)/pip install --quiet --editable .
+	$(BIN)/pip install --quiet --editable '.[simulators,figures,tensorboard]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

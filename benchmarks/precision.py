@@ -1,6 +1,6 @@
 """Are faster matrix products harmless? On a GPU:
 
-    python benchmarks/precision.py --data DIR --output DIR [--modes fp32 tf32] [--updates 60000]
+    python benchmarks/precision.py --data DIR --output DIR [--modes fp32 bf16x3] [--updates 60000]
 
 Trains CQL, with and without C4, on two 10k sets with each kind of product, several seeds each, and writes MODE.json
 with the curves of Q and of the cross-covariance trace (means over --window updates); a mode whose file is there is not
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from c4rl.core.ops import PRECISIONS
+from c4rl.core.ops import OFFERED
 from c4rl.data.packing import pack_datasets
 from c4rl.jobs.config import empty_config
 from c4rl.jobs.registry import algorithm_class
@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=60_000)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--window", type=int, default=1000)
-    parser.add_argument("--modes", nargs="+", default=["fp32", "tf32"], choices=PRECISIONS)
+    parser.add_argument("--modes", nargs="+", default=["fp32", "bf16x3"], choices=OFFERED)
     parser.add_argument("--plugins", nargs="+", default=["none", "c4"])
     parser.add_argument("--device", default="cuda", help="cpu: tiny networks, a check that this program runs")
     given = parser.parse_args()

@@ -12,6 +12,7 @@ from c4rl.core.errors import InputError
 from c4rl.core.networks import StackedMLP
 from c4rl.environments.tasks import TASKS
 from c4rl.jobs.config import TrainConfig, published_fields
+from c4rl.jobs.presets.published import PUBLISHED
 from c4rl.training.launch import Launch
 from tests.helpers import advance, make_launch, small_config
 
@@ -59,7 +60,7 @@ def algorithm_of(**options) -> tuple[A2PR, Launch]:
 
 def by_hand(**options) -> tuple[A2PR, Batch]:
     """Q1(s, a) = Q2 = the first action, Q̄(s, a) = V(s) = the first observation; nothing but V moves."""
-    algorithm, launch = algorithm_of(critic_lr=0.0, vae_lr=0.0, value_lr=1.0, policy_noise=0.0, **options)
+    algorithm, launch = algorithm_of(critic_lr=1e-300, vae_lr=1e-300, value_lr=1.0, policy_noise=0.0, **options)
     give(algorithm.critic.mlp, 5)
     give(algorithm.target_critic.mlp, 0)
     give(algorithm.value.mlp, 0)
@@ -93,13 +94,13 @@ def test_v_regresses_on_the_smaller_of_the_targets_of_both_critics() -> None:
     targets = [0.1 + 0.99 * min(next_value, POLICY) for _, _, next_value in ROWS]
     targets[0] = 0.1  # terminal
     expected = mean([(value - y) ** 2 for (_, value, _), y in zip(ROWS, targets, strict=True)])
-    assert algorithm.update(batch, 2)["value_loss"].item() == pytest.approx(expected)
+    assert algorithm.update(batch, 2, batch)["value_loss"].item() == pytest.approx(expected)
 
 
 def test_the_vae_learns_logged_actions_above_v_as_it_was_before_its_step() -> None:
     """V moves far in this very update (step size 1), and the filter does not see it."""
     algorithm, batch = by_hand(reconstruction_weight=1.5)
-    metrics = algorithm.update(batch, 2)
+    metrics = algorithm.update(batch, 2, batch)
     after = algorithm.value(batch.observations).detach()[0]
     assert [q > v for (q, _, _), v in zip(ROWS, after.tolist(), strict=True)] != POSITIVE
     errors = [(q**2 + 0.5**2) / 2 if positive else 0.0 for (q, _, _), positive in zip(ROWS, POSITIVE, strict=True)]
@@ -113,7 +114,8 @@ def test_the_vae_is_trained_on_kl_and_filtered_reconstruction_alone() -> None:
     for step in (1, 2):  # without and with an actor update, on the same batch and random numbers
         algorithm, launch = algorithm_of(detach_target=False)
         launch.step.fill_(2)
-        algorithm.update(launch.buffer.gather(launch.sampler.rows(launch.streams, 32)), step)
+        batch = launch.buffer.gather(launch.sampler.rows(launch.streams, 32))
+        algorithm.update(batch, step, batch)
         after.append([p.detach().clone() for p in algorithm.vae.parameters()])
     assert all(torch.equal(without, with_actor) for without, with_actor in zip(*after, strict=True))
 
@@ -148,7 +150,7 @@ def test_the_vae_decodes_a_draw_of_its_own_latent() -> None:
 
 def test_the_better_action_is_cloned_where_either_is_better_than_v() -> None:
     algorithm, batch = by_hand(cloning_weight=0.4, alpha=2.5)
-    metrics = algorithm.update(batch, 2)
+    metrics = algorithm.update(batch, 2, batch)
     assert metrics["augmented"].item() == pytest.approx(mean(AUGMENTED))
     assert metrics["cloned"].item() == pytest.approx(mean(CLONED))
     errors = []
@@ -170,7 +172,7 @@ def test_the_cloned_proposal_is_a_constant_unless_asked_otherwise(logged: float,
             algorithm.value.mlp.biases[-1].fill_(-3.0)
         launch.buffer.packed[:, 5] = logged
         advance(launch, 2)
-        assert algorithm._last["cloned"].item() == 1 and algorithm._last["augmented"].item() == float(not same)
+        assert algorithm.last["cloned"].item() == 1 and algorithm.last["augmented"].item() == float(not same)
         after.append([p.detach().clone() for p in algorithm.actor.parameters()])
     assert all(torch.equal(with_, without) for with_, without in zip(*after, strict=True)) == same
 
@@ -179,15 +181,15 @@ def test_without_a_gradient_of_its_own_the_proposal_pulls_the_actor_towards_itse
     """alpha = 0: the actor's loss is the distance to the fixed proposal, and training brings it down."""
     algorithm, batch = by_hand(alpha=0.0, actor_lr=1e-2)
     batch = Batch(*(t[:, 1:3] for t in batch[:8]))  # rows whose proposal (0, 0) is cloned
-    first = algorithm.update(batch, 2)["actor_loss"].item()
+    first = algorithm.update(batch, 2, batch)["actor_loss"].item()
     with torch.no_grad():
         before = algorithm.actor(batch.observations).abs().sum()
         for _ in range(20):
             give(algorithm.value.mlp, 0)
             with torch.enable_grad():
-                algorithm.update(batch, 2)
+                algorithm.update(batch, 2, batch)
         assert algorithm.actor(batch.observations).abs().sum() < before
-    assert algorithm._last["actor_loss"].item() < first
+    assert algorithm.last["actor_loss"].item() < first
 
 
 def test_actor_and_targets_move_on_every_second_update_and_the_rest_on_each() -> None:
@@ -229,7 +231,7 @@ def test_every_task_has_settings_with_a_source(task: str) -> None:
     )
     assert config.updates == 1_000_000
     assert config.normalize_observations != task.startswith("antmaze")
-    assert all(published.source for published in A2PR.published)
+    assert all(published.source for published in PUBLISHED["a2pr"])
 
 
 @pytest.mark.parametrize(
@@ -253,5 +255,5 @@ def test_published_settings_of_single_tasks(task: str, expected: tuple[float, ..
 
 @pytest.mark.parametrize("wrong", [{"actor_layers": 0}, {"vae_width": 0}, {"policy_delay": 0}])
 def test_settings_without_meaning_are_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(InputError, match="expected 1 or more"):
+    with pytest.raises(InputError, match="expected a number at least 1"):
         small_config("a2pr", **wrong)

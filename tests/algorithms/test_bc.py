@@ -23,7 +23,7 @@ def test_the_loss_is_the_mean_over_rows_and_dimensions() -> None:
     launch.step.fill_(1)
     batch = launch.buffer.gather(launch.sampler.rows(launch.streams, 32))
     expected = float(((launch.algorithm.act(batch.observations) - batch.actions) ** 2).mean())
-    assert launch.algorithm.update(batch, 1)["actor_loss"].item() == pytest.approx(expected)
+    assert launch.algorithm.update(batch, 1, batch)["actor_loss"].item() == pytest.approx(expected)
 
 
 def _scaling(data):

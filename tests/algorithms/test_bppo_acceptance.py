@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from c4rl.algorithms.bppo import BPPO, CLONE_JUDGED_EVERY
+from c4rl.algorithms.accepted_policies import CLONE_JUDGED_EVERY
+from c4rl.algorithms.bppo import BPPO
 from c4rl.training.launch import Launch
 from tests.algorithms.test_bppo import CLONING, END, IMPROVEMENT, batch_at, flat, lane_of
 from tests.cli.support import metric_lines, run, summary
@@ -99,7 +100,8 @@ def test_online_best_begins_with_the_best_clone() -> None:
     assert asked == [CLONE_JUDGED_EVERY, 2 * CLONE_JUDGED_EVERY, updates]
     clones = []
     for update, scores in zip(asked, ([3.0, 1.0], [9.0, 1.0], [7.0, 2.0]), strict=True):
-        algorithm.update(batch_at(launch, CLONING + update - 1), CLONING + update - 1)
+        batch = batch_at(launch, CLONING + update - 1)
+        algorithm.update(batch, CLONING + update - 1, batch)
         clones.append(flat(algorithm.old_actor))
         assert algorithm.shown is algorithm.old_actor
         algorithm.receive_scores(torch.tensor(scores))
@@ -121,7 +123,7 @@ def test_a_job_stopped_at_any_update_resumes_exactly(acceptance: str) -> None:
         return lane_of(acceptance=acceptance, seeds=(0, 1))[0]
 
     straight = go(fresh(), 1, END - 1)
-    expected, shown = straight.run_states(), straight.algorithm.policy_layers()
+    expected, shown = straight.run_states(), straight.algorithm.evaluated_policy()
     for stop in range(1, END - 1):
         resumed = fresh()
         resumed.load(go(fresh(), 1, stop).run_states())
@@ -130,7 +132,7 @@ def test_a_job_stopped_at_any_update_resumes_exactly(acceptance: str) -> None:
         for seed, state in expected.items():
             for name, tensor in state.items():
                 assert torch.equal(found[seed][name], tensor), (stop, name)
-        for mine, theirs in zip(resumed.algorithm.policy_layers(), shown, strict=True):
+        for mine, theirs in zip(resumed.algorithm.evaluated_policy(), shown, strict=True):
             assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
 

@@ -37,8 +37,9 @@ def next_batch(launch: Launch, step: int) -> Batch:
 
 
 def one_update(launch: Launch, step: int = 1) -> dict[str, float]:
-    found = launch.algorithm.update(next_batch(launch, step), step)
-    return {name: float(values[0]) for name, values in found.items()}
+    batch = next_batch(launch, step)
+    found = launch.algorithm.update(batch, step, batch)
+    return {name: float(values[0].detach()) for name, values in found.items()}
 
 
 FORMS: dict[str, dict[str, Any]] = {
@@ -71,7 +72,7 @@ def test_updates_equal_the_equations_written_as_loops(form: str) -> None:
             "cql_action": launch.streams.normal("cql_action", ROWS, 4, ACTIONS)[0],
             "cql_next_action": launch.streams.normal("cql_next_action", ROWS, 4, ACTIONS)[0],
         }
-        metrics = algorithm.update(batch, step)
+        metrics = algorithm.update(batch, step, batch)
         expected = plain.update(batch, noise, step)
         torch.testing.assert_close(metrics["actor_loss"][0], expected["actor"].detach(), rtol=1e-8, atol=1e-9)
         torch.testing.assert_close(metrics["cql_gap"][0], expected["gap"].detach(), rtol=1e-8, atol=1e-9)
@@ -196,7 +197,7 @@ def test_the_backup_pays_for_entropy_only_on_request() -> None:
             _, log_prob = algorithm.actor(batch.next_observations).sample(noise)
             y = batch.rewards - (0.99 * batch.continues * 0.5 * log_prob if backup_entropy else 0)
             expected = (algorithm.critic.at(batch.state_actions).q - y.unsqueeze(1)).square().mean(2).sum(1)
-        torch.testing.assert_close(algorithm.update(batch, 1)["critic_loss"], expected)
+        torch.testing.assert_close(algorithm.update(batch, 1, batch)["critic_loss"], expected)
 
 
 def test_the_two_orders_of_the_max_q_backup_differ() -> None:
@@ -222,7 +223,7 @@ def test_the_two_orders_of_the_max_q_backup_differ() -> None:
             targets[order] = next_q
             y = batch.rewards + batch.continues * torch.tensor(next_q).double()
             expected = (algorithm.critic.at(batch.state_actions).q - y.unsqueeze(1)).square().mean(2).sum(1)
-        torch.testing.assert_close(algorithm.update(batch, 1)["critic_loss"], expected)
+        torch.testing.assert_close(algorithm.update(batch, 1, batch)["critic_loss"], expected)
     assert all(a < b for a, b in zip(targets["max_min"], targets["min_max"], strict=True))
 
 
@@ -232,7 +233,7 @@ def test_nothing_is_backed_up_past_a_terminal() -> None:
     with torch.no_grad():
         algorithm.target_critic.mlp.biases[-1].fill_(1e6)
         expected = (algorithm.critic.at(batch.state_actions).q - batch.rewards.unsqueeze(1)).square().mean(2).sum(1)
-    torch.testing.assert_close(algorithm.update(batch, 1)["critic_loss"], expected)
+    torch.testing.assert_close(algorithm.update(batch, 1, batch)["critic_loss"], expected)
 
 
 def test_the_actor_clones_at_first_and_then_climbs_the_critic() -> None:
@@ -248,7 +249,7 @@ def test_the_actor_clones_at_first_and_then_climbs_the_critic() -> None:
             batch = next_batch(launch, step)
             if change_actions:
                 batch = batch._replace(actions=-batch.actions)
-            algorithm.update(batch, step)
+            algorithm.update(batch, step, batch)
             found.append(algorithm.optimizers["actor"].gradient.clone())
         return found
 

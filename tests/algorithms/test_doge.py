@@ -13,6 +13,7 @@ from c4rl.core.buffer import Batch
 from c4rl.core.errors import InputError
 from c4rl.environments.tasks import TASKS
 from c4rl.jobs.config import TrainConfig, published_fields
+from c4rl.jobs.presets.published import PUBLISHED
 from c4rl.training.launch import Launch
 from tests.helpers import advance, make_launch, small_config, small_dataset
 
@@ -102,7 +103,7 @@ def test_the_distance_loss_equals_the_formula() -> None:
                 pair = torch.cat([batch.observations[0, row], random_action])
                 predicted = algorithm.distance.at(pair.view(1, 1, -1)).q.item()
                 errors.append((predicted - math.dist(random_action.tolist(), batch.actions[0, row].tolist())) ** 2)
-    assert algorithm.update(batch, 1)["distance_loss"].item() == pytest.approx(np.mean(errors))
+    assert algorithm.update(batch, 1, batch)["distance_loss"].item() == pytest.approx(np.mean(errors))
 
 
 @pytest.mark.parametrize("reach", [1.5, 1.0])
@@ -142,7 +143,7 @@ def excess_by_hand(algorithm: DOGE, batch: Batch) -> torch.Tensor:
 
 def test_losses_equal_the_formulas() -> None:
     """The actor's loss is -α Q1 / mean|Q1| + λ(Δ - ε), with λ after its own step; neither g nor Q moves here."""
-    algorithm, launch = algorithm_of(distance_updates=0, critic_lr=0.0, multiplier_lr=0.1, distance_threshold=0.3)
+    algorithm, launch = algorithm_of(distance_updates=0, critic_lr=1e-300, multiplier_lr=0.1, distance_threshold=0.3)
     batch = batch_at(launch, 2)
     s, a, s2 = batch.observations, batch.actions, batch.next_observations
     with torch.no_grad():
@@ -155,7 +156,7 @@ def test_losses_equal_the_formulas() -> None:
         excess = excess_by_hand(algorithm, batch)[0]
         multiplier = 5 + 0.1 * 5 * (excess - 0.3)
         actor_loss = -7.5 / q1.abs().mean() * q1.mean() + multiplier * (excess - 0.3)
-    metrics = algorithm.update(batch, 2)
+    metrics = algorithm.update(batch, 2, batch)
     torch.testing.assert_close(metrics["critic_loss"][0], critic_loss)
     torch.testing.assert_close(metrics["excess_distance"][0], excess)
     torch.testing.assert_close(metrics["multiplier"][0], multiplier)
@@ -169,8 +170,8 @@ def test_each_run_has_its_own_multiplier_that_moves_in_proportion_to_itself() ->
     excess = excess_by_hand(algorithm, batch)
     assert excess[0] != excess[1]
     expected = torch.tensor([5.0, 50.0], dtype=excess.dtype) * (1 + 3e-4 * excess)
-    torch.testing.assert_close(algorithm.update(batch, 2)["multiplier"], expected)
-    algorithm.update(batch, 3)  # not an actor step
+    torch.testing.assert_close(algorithm.update(batch, 2, batch)["multiplier"], expected)
+    algorithm.update(batch, 3, batch)  # not an actor step
     torch.testing.assert_close(algorithm.multiplier, expected)
 
 
@@ -209,7 +210,7 @@ def test_every_task_has_settings_with_a_source(task: str) -> None:
     )
     assert config.updates == 1_000_000
     assert config.normalize_observations != task.startswith("antmaze")
-    assert all(published.source for published in DOGE.published)
+    assert all(published.source for published in PUBLISHED["doge"])
 
 
 def test_published_settings_of_single_tasks() -> None:

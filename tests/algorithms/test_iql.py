@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import tyro
 
-from c4rl.algorithms.iql import IQL, advantage_weight, expectile_loss
+from c4rl.algorithms.implicit_q import advantage_weight, expectile_loss
+from c4rl.algorithms.iql import IQL
+from c4rl.cli import train as train_command
+from c4rl.cli.main import main
 from c4rl.core.buffer import Batch
 from c4rl.core.errors import InputError
 from c4rl.core.policies import dropout_masks
 from c4rl.data.dataset import Dataset
-from c4rl.jobs.config import command_line_type
+from c4rl.jobs.config import TrainConfig
 from c4rl.plugins.c4.plugin import C4Config
 from c4rl.plugins.seams import CriticStep, Plugin
 from c4rl.training.launch import Launch
@@ -71,6 +73,9 @@ def test_runs_may_have_expectiles_and_temperatures_of_their_own() -> None:
 def test_an_update_is_v_then_actor_then_q_each_on_the_new_v(policy: str) -> None:
     algorithm, launch = lane_of(policy=policy, inverse_temperature=2.0, expectile=0.8, initialization="torch")
     batch = batch_at(launch, 1)
+    with torch.no_grad():  # as later in training: the target is another network
+        for p in algorithm.target_critic.parameters():
+            p.mul_(1.5)
     s, a, s2 = batch.observations, batch.actions, batch.next_observations
     q = algorithm.target_critic(s, a).q.detach()
     target_q = torch.minimum(q[:, 0], q[:, 1])
@@ -95,7 +100,7 @@ def test_an_update_is_v_then_actor_then_q_each_on_the_new_v(policy: str) -> None
     value_loss.backward()
     optimizer.step()
 
-    metrics = algorithm.update(batch, 1)
+    metrics = algorithm.update(batch, 1, batch)
     torch.testing.assert_close(flat(algorithm.value), flat(new))
     torch.testing.assert_close(metrics["value_loss"][0], value_loss.detach())
     actor_loss, critic_loss = losses(new)
@@ -159,7 +164,7 @@ class TestThePolicy:
         factors = []
         for step in (1, 6, 10, 11, 99):
             launch.step.fill_(step)
-            factors.append(float(algorithm._actor_factor()))
+            factors.append(float(algorithm.actor_lr_factor))
         assert factors == pytest.approx([1, 0.5, 0.5 * (1 + math.cos(0.9 * math.pi)), 0, 0], abs=1e-7)
 
         advance(launch, 10)
@@ -210,7 +215,7 @@ def test_penalties_see_the_logged_next_action_and_only_where_there_is_one() -> N
     spy = Spy()
     algorithm.plugins.all = (spy,)
     batch = batch_at(launch, 1)
-    metrics = algorithm.update(batch, 1)
+    metrics = algorithm.update(batch, 1, batch)
     torch.testing.assert_close(spy.step.backup_actions, batch.next_state_actions[..., 5:])
     assert 0 < batch.next_valid.sum() < 32
     assert torch.equal(spy.step.batch.continues, batch.next_valid)
@@ -263,7 +268,7 @@ def test_it_learns_the_better_arm_as_far_as_the_weights_say(policy: str, inverse
     ],
 )
 def test_impossible_options_are_refused_by_name(option: str, value: float) -> None:
-    with pytest.raises(InputError, match=f"--{option.replace('_', '-')}: found {value}, expected"):
+    with pytest.raises(InputError, match=f"--{option.replace('_', '-')}: found {value:g}, expected"):
         small_config("iql", **{option: value})
 
 
@@ -274,10 +279,12 @@ def test_a_deterministic_policy_refuses_divergences_that_need_a_density() -> Non
         make_launch(small_config("iql", ("c4",), plugin_options=options, policy="deterministic"))
 
 
-def test_flags_stand_beside_those_of_all_plugins() -> None:
+def test_flags_stand_beside_those_of_all_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     flags = "--algorithm iql --dataset x --task none --output y --inverse-temperature 10 --beta 2 --dr3-weight 0.1"
-    kind = command_line_type("iql", ("c4", "layer_norm", "dr3"))
-    arguments = [*flags.split(), "--plugins", "c4", "layer_norm", "dr3"]
-    config = tyro.cli(kind, args=arguments, config=(tyro.conf.OmitArgPrefixes,))
+    started: list[TrainConfig] = []
+    monkeypatch.setattr(train_command.loop, "train", started.append)
+    monkeypatch.setattr(train_command, "_run", lambda job: job() or 0)
+    assert main(["train", *flags.split(), "--plugins", "c4", "layer_norm", "dr3"]) == 0
+    (config,) = started
     assert config.options.inverse_temperature == 10
     assert (config.plugin_options[0].beta, config.plugin_options[2].dr3_weight) == (2, 0.1)

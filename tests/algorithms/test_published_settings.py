@@ -10,9 +10,10 @@ import pytest
 from c4rl.core.errors import InputError
 from c4rl.environments.tasks import TASKS
 from c4rl.jobs.config import TrainConfig, field_names, from_json, published_fields, to_json
+from c4rl.jobs.presets.published import PUBLISHED
 from c4rl.jobs.registry import ALGORITHMS
 
-WITH_SETTINGS = [name for name, kind in ALGORITHMS.items() if kind.published]
+WITH_SETTINGS = list(ALGORITHMS)
 SHORT = {name: re.sub(r"-v\d+$", "", name) for name in TASKS}  # without version
 
 
@@ -43,14 +44,14 @@ class TestEveryAlgorithmWithPublishedSettings:
     def test_names_exist_and_sources_are_given(self, algorithm: str) -> None:
         options = set(ALGORITHMS[algorithm].config_type.__dataclass_fields__)
         training = set(field_names()) - {"algorithm", "dataset", "task", "output", "preset", "plugins", "options"}
-        for published in ALGORITHMS[algorithm].published:
+        for published in PUBLISHED[algorithm]:
             assert set(published.options) <= options
             assert set(published.training) <= training
             assert len(published.source) > 3
 
     def test_no_pattern_is_idle(self, algorithm: str) -> None:
         names = [*SHORT, *SHORT.values()]
-        for pattern in (pattern for published in ALGORITHMS[algorithm].published for pattern in published.tasks):
+        for pattern in (pattern for published in PUBLISHED[algorithm] for pattern in published.tasks):
             assert any(fnmatch(name, pattern) for name in names), pattern
 
     @pytest.mark.parametrize("task", ["none", "gym:Hopper-v4", "gym:Ant-v5"])

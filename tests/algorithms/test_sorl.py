@@ -13,6 +13,7 @@ from c4rl.algorithms.sorl import SORL
 from c4rl.core.errors import InputError
 from c4rl.data.dataset import Dataset
 from c4rl.jobs.config import TrainConfig, published_fields
+from c4rl.jobs.presets.published import PUBLISHED
 from c4rl.plugins.style_sampler import StyleSampler, StyleSamplerConfig
 from c4rl.plugins.trajectory_styles import TrajectoryStyles
 from c4rl.training.launch import Launch
@@ -61,7 +62,7 @@ class TestStylePolicies:
         policies = deepcopy(algorithm.style_policies)
         launch.step.fill_(3)
         batch = launch.buffer.gather(launch.sampler.rows(launch.streams, 32))
-        metrics = algorithm.update(batch, 3)
+        metrics = algorithm.update(batch, 3, batch)
         with torch.no_grad():
             advantage = algorithm.target_critic.at(batch.state_actions).q.amin(1) - algorithm.value(batch.observations)
             weight = (advantage[0] / 0.02).exp().clamp(max=100)
@@ -164,8 +165,8 @@ class TestStylesAsASampler:
         ("algorithm", "plugins", "message"),
         [
             ("cql", ("c4", "sorl"), "--plugins: found c4 and sorl, which both choose the rows of a batch"),
-            ("sorl", ("sorl",), "--plugins: found 'sorl' beside --algorithm sorl"),
-            ("bc", ("sorl",), "acts on a critic"),
+            ("cql", ("sorl", "c4"), "--plugins: found sorl and c4, which both choose the rows of a batch"),
+            ("sorl", ("sorl",), "--plugins: found sorl and --algorithm sorl, which both find the styles"),
         ],
     )
     def test_combinations_without_meaning_are_refused(
@@ -210,10 +211,10 @@ class TestSeveralStylesInALane:
     ("options", "message"),
     [
         ({"styles": 0}, "--styles: found 0"),
-        ({"style_temperature": 0.0}, "--style-temperature: found 0.0"),
-        ({"style_least_share": 1.0}, "--style-least-share: found 1.0"),
-        ({"expectile": 1.0}, "--expectile: found 1.0"),
-        ({"advantage_temperature": 0.0}, "--advantage-temperature: found 0.0"),
+        ({"style_temperature": 0.0}, "--style-temperature: found 0,"),
+        ({"style_least_share": 1.0}, "--style-least-share: found 1,"),
+        ({"expectile": 1.0}, "--expectile: found 1, expected a number above 0, below 1"),
+        ({"advantage_temperature": 0.0}, "--advantage-temperature: found 0, expected a number above 0"),
     ],
 )
 def test_options_without_meaning_are_refused(options: dict[str, float], message: str) -> None:
@@ -226,4 +227,4 @@ def test_published_settings_differ_by_domain_and_say_that_they_are_ours() -> Non
     assert (hopper["options"].expectile, hopper["options"].advantage_temperature) == (0.7, 1 / 3)
     assert (antmaze["options"].expectile, antmaze["options"].advantage_temperature) == (0.9, 1 / 10)
     assert hopper["normalize_returns"] and antmaze["reward_shift"] == -1
-    assert all(published.source.startswith("ours: adaptation") for published in SORL.published)
+    assert all(published.source.startswith("ours: adaptation") for published in PUBLISHED["sorl"])

@@ -22,7 +22,7 @@ def test_jacobian_times_vector_equals_automatic_differentiation() -> None:
     mlp = StackedMLP(stack, "net", (7, 11, 13, 4))
     generator = torch.Generator().manual_seed(0)
     x, v = torch.randn(2, 2, 9, 7, generator=generator, dtype=torch.float64)
-    y, product = jacobian_vector_product(mlp, x, v)
+    y, product = jacobian_vector_product(x, v, mlp.layers())
     for run in range(2):
         network = one_run(mlp, run)
         jacobian = torch.func.vmap(torch.func.jacrev(network))(x[run])
@@ -78,7 +78,7 @@ def test_the_encoders_side_of_the_ode_joins_late() -> None:
             fields = (algorithm.dynamics.forward_field, algorithm.dynamics.reverse_field)
             l1 = sum(p.abs().sum() for field in fields for p in field.parameters())
         expected = terms.reconstruction + terms.decoder_ode + 0.1 * terms.symmetry + weight * terms.encoder_ode
-        torch.testing.assert_close(algorithm.update(batch, step)["dynamics_loss"], expected + 1e-3 * l1)
+        torch.testing.assert_close(algorithm.update(batch, step, batch)["dynamics_loss"], expected + 1e-3 * l1)
 
 
 def test_what_follows_a_terminal_is_no_transition() -> None:

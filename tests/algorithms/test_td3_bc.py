@@ -1,19 +1,72 @@
-"""TD3+BC: the details people get wrong."""
+"""TD3+BC and ReBRAC against their equations, and the details people get wrong."""
 
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
 import torch
 
-from c4rl.algorithms.td3_bc import TD3BC
-from tests.helpers import advance, make_launch, small_config
+from c4rl.algorithms.td3 import TD3
+from c4rl.core.buffer import Batch
+from c4rl.training.launch import Launch
+from tests.algorithms.plain_td3 import PlainTD3
+from tests.helpers import advance, make_launch, small_config, small_dataset, with_trajectories
+
+ROWS = 8
 
 
-def algorithm_of(**options) -> tuple[TD3BC, object]:
-    launch = make_launch(small_config("td3_bc", **options))
-    assert isinstance(launch.algorithm, TD3BC)
+def algorithm_of(name: str = "td3_bc", **options: Any) -> tuple[TD3, Launch]:
+    """On data of short trajectories: a third of them ends, the rest is cut off."""
+    data = with_trajectories(small_dataset(), 4)
+    ends = data.timeouts & (np.arange(len(data)) % 3 == 0)
+    data = replace(data, terminals=ends, timeouts=data.timeouts & ~ends)
+    launch = make_launch(small_config(name, batch_size=ROWS, **options), data)
+    assert isinstance(launch.algorithm, TD3)
     return launch.algorithm, launch
+
+
+def batch_at(launch: Launch, step: int) -> Batch:
+    launch.step.fill_(step)
+    return launch.buffer.gather(launch.sampler.rows(launch.streams, ROWS))
 
 
 def flat(module: torch.nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("td3_bc", {}),
+    ("td3_bc", {"alpha": 0.7, "discount": 0.9, "tau": 0.1, "policy_noise": 0.9, "noise_clip": 0.3}),
+    ("rebrac", {"hidden_layers": 3}),
+    ("rebrac", {"actor_cloning": 0.4, "critic_cloning": 0.7, "alpha": 2.0, "discount": 0.9, "tau": 0.1}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_updates_equal_the_equations_row_by_row(name: str, options: dict[str, Any]) -> None:
+    """Losses, and after six updates every weight of both networks and their targets, by an independent program."""
+    algorithm, launch = algorithm_of(name, **({"actor_lr": 3e-3, "critic_lr": 3e-3} | options))
+    plain = PlainTD3(algorithm)
+    kinds = set()
+    for step in range(1, 7):
+        batch = batch_at(launch, step)
+        kinds |= set(zip(batch.continues[0].tolist(), batch.next_valid[0].tolist(), strict=True))
+        metrics = algorithm.update(batch, step, batch)
+        critic_loss = plain.update_critics(batch, launch.streams.normal("target_noise", ROWS, 2)[0])
+        torch.testing.assert_close(metrics["critic_loss"][0], critic_loss)
+        if step % 2 == 0:
+            torch.testing.assert_close(metrics["actor_loss"][0], plain.update_actor(batch))
+        plain.assert_equal_networks(algorithm)
+    assert kinds == {(1.0, 1.0), (1.0, 0.0), (0.0, 0.0)}, "rows that go on, are cut off and end"
+
+
+@pytest.mark.parametrize("name", ["td3_bc", "rebrac"])
+def test_q_is_logged_as_the_mean_over_rows_and_critics(name: str) -> None:
+    algorithm, launch = algorithm_of(name)
+    batch = batch_at(launch, 1)
+    expected = algorithm.critic(batch.observations, batch.actions).q.mean()
+    torch.testing.assert_close(algorithm.update(batch, 1, batch)["q"][0], expected)
 
 
 def test_actor_and_both_targets_move_on_every_second_update_only() -> None:
@@ -27,42 +80,29 @@ def test_actor_and_both_targets_move_on_every_second_update_only() -> None:
 
 
 def test_actor_first_counts_from_the_first_update() -> None:
-    algorithm, launch = algorithm_of(actor_first=True)
-    before = flat(algorithm.actor)
-    advance(launch, 1)
-    assert not torch.equal(flat(algorithm.actor), before)
+    algorithm, launch = algorithm_of(actor_first=True, policy_delay=3)
+    moved, before = [], flat(algorithm.actor)
+    for step in range(1, 8):
+        advance(launch, 1, start=step - 1)
+        moved.append(not torch.equal(flat(algorithm.actor), before))
+        before = flat(algorithm.actor)
+    assert [step for step, one in enumerate(moved, 1) if one] == [1, 4, 7]
 
 
-def test_losses_equal_the_formulas() -> None:
-    """One update by hand, from the same rows and noise."""
-    algorithm, launch = algorithm_of(alpha=2.5)
-    step = 2
-    launch.step.fill_(step)
-    batch = launch.buffer.gather(launch.sampler.rows(launch.streams, 32))
-    s, a, s2 = batch.observations, batch.actions, batch.next_observations
-    with torch.no_grad():
-        noise = (launch.streams.normal("target_noise", 32, 2) * 0.2).clamp(-0.5, 0.5)
-        a2 = (algorithm.target_actor(s2) + noise).clamp(-1, 1)
-        q = algorithm.target_critic(s2, a2).q
-        y = batch.rewards + 0.99 * batch.continues * torch.minimum(q[:, 0], q[:, 1])
-        online = algorithm.critic(s, a).q
-        critic_loss = ((online[:, 0] - y) ** 2).mean() + ((online[:, 1] - y) ** 2).mean()
-    metrics = algorithm.update(batch, step)
-    torch.testing.assert_close(metrics["critic_loss"][0], critic_loss)
-    # the actor's loss uses the critic after its step, Q1 alone, |Q| averaged without gradient
+def test_larger_rewards_leave_the_weight_of_the_q_term_alone() -> None:
+    """Q is divided by its own mean size: ten times the Q, the same actor's gradient."""
+    gradients = []
+    for factor in (1.0, 10.0):
+        algorithm, launch = algorithm_of(critic_lr=1e-300)
+        with torch.no_grad():
+            for p in (algorithm.critic.mlp.weights[-1], algorithm.critic.mlp.biases[-1]):
+                p.mul_(factor)
+        batch = batch_at(launch, 2)
+        algorithm.update(batch, 2, batch)
+        gradients.append(algorithm.optimizers["actor"].gradient.clone())
+    torch.testing.assert_close(*gradients)
 
 
-def test_the_q_term_is_scaled_by_its_own_mean_size() -> None:
-    """Rewards ten times larger leave the actor's first step unchanged: λ = α / mean|Q|."""
-    algorithm, launch = algorithm_of()
-    launch.step.fill_(2)
-    batch = launch.buffer.gather(launch.sampler.rows(launch.streams, 32))
-    with torch.no_grad():
-        for p in algorithm.critic.mlp.weights[-1:]:
-            p.mul_(10)
-        for p in algorithm.critic.mlp.biases[-1:]:
-            p.mul_(10)
-    actions = algorithm.actor(batch.observations)
-    q = algorithm.critic(batch.observations, actions, members=slice(1)).q[:, 0]
-    scale = 2.5 / q.detach().abs().mean(1)
-    torch.testing.assert_close((scale * q.abs().mean(1)), torch.full((1,), 2.5, dtype=q.dtype))
+def test_critics_of_rebrac_carry_layer_norm_and_those_of_td3_bc_do_not() -> None:
+    assert len(algorithm_of("rebrac")[0].critic.mlp.gains) == 2
+    assert len(algorithm_of("td3_bc")[0].critic.mlp.gains) == 0

@@ -1,6 +1,6 @@
 """TSRL: the policy learned in the latent space of its dynamics model."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ from c4rl.algorithms.tsrl import TSRL, TSRLConfig
 from c4rl.core.buffer import Batch, UniformSampler
 from c4rl.core.errors import InputError
 from c4rl.core.networks import Stack
+from c4rl.core.options import may_differ
 from c4rl.core.random import Streams
 from c4rl.data.packing import pack_datasets
 from c4rl.plugins.seams import CriticStep, Plugin, Plugins
@@ -50,7 +51,8 @@ def test_options_may_differ_between_the_runs_of_a_stack() -> None:
     buffer = pack_datasets([(data, plain_scaling(data))], CPU, torch.float64)
     plain = small_config("tsrl").options
     assert isinstance(plain, TSRLConfig)
-    values = {name: getattr(plain, name) * torch.tensor([1.0, 0.6], dtype=torch.float64) for name in plain.stackable}
+    names = [field.name for field in fields(plain) if may_differ(field)]
+    values = {name: getattr(plain, name) * torch.tensor([1.0, 0.6], dtype=torch.float64) for name in names}
 
     def trained(runs: int, **options: Any) -> dict[str, Tensor]:
         step = torch.zeros((), dtype=torch.int64)
@@ -61,7 +63,7 @@ def test_options_may_differ_between_the_runs_of_a_stack() -> None:
         for number in range(1, 12):
             step.fill_(number)
             batch = algorithm.buffer.gather(UniformSampler(algorithm.buffer).rows(streams, 32))
-            algorithm.update(batch, number)
+            algorithm.update(batch, number, batch)
             algorithm.after_update(number)
         return algorithm.state()
 
@@ -129,7 +131,7 @@ def test_policy_losses_equal_the_formulas() -> None:
     expected = slow_policy_losses(algorithm, launch, batch)
     # where all Q have one sign, λ makes the Q term ±α: only its gradient tells which rows were asked
     gradient = torch.autograd.grad(expected["actor_loss"], list(algorithm.actor.parameters()))
-    found = algorithm.update(batch, step)
+    found = algorithm.update(batch, step, batch)
     assert 0 < expected["trusted_noise"] < 1
     for name in ("critic_loss", "actor_loss", "latent_cloning", "policy_asymmetry", "trusted_noise"):
         torch.testing.assert_close(found[name][0], expected[name].detach(), msg=name)
@@ -206,7 +208,7 @@ def test_dropping_terminals_hides_every_end() -> None:
     changed = batch._replace(rewards=torch.where(batch.continues > 0, batch.rewards, 1e6))
     with torch.no_grad():
         expected = slow_policy_losses(algorithm, launch, batch)["critic_loss"]
-    found = algorithm.update(changed, STAGE_ONE + 1)["critic_loss"][0]
+    found = algorithm.update(changed, STAGE_ONE + 1, changed)["critic_loss"][0]
     assert found < 1e3 and not torch.isclose(found, expected)
 
 
@@ -234,7 +236,7 @@ def test_plugins_see_what_the_critic_sees() -> None:
     advance(launch, STAGE_ONE)
     assert not looking.seen and looking.refreshed == [STAGE_ONE]  # at once, in the latent space that stays
     batch = batch_at(launch, STAGE_ONE + 1)
-    algorithm.update(batch, STAGE_ONE + 1)
+    algorithm.update(batch, STAGE_ONE + 1, batch)
     (step,) = looking.seen
     phi = one_run(algorithm.dynamics.encoder)
     for found, pairs in (

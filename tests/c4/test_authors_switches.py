@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from c4rl.core.buffer import TransitionBuffer
 from c4rl.core.errors import InputError
 from c4rl.core.random import Streams
 from c4rl.data.dataset import Dataset
-from c4rl.plugins.c4.anywhere import C4Anywhere
-from c4rl.plugins.c4.clustering import Clustering, ClusteringConfig
+from c4rl.plugins.c4.authors import AuthorsRelease, with_trajectory_tails, without_small_clusters
+from c4rl.plugins.c4.clustering import Clustering
 from c4rl.plugins.c4.feature_gradients import feature_gradients
 from c4rl.plugins.c4.plugin import C4, C4Config
-from c4rl.plugins.c4.trajectory_tails import with_trajectory_tails
 from c4rl.plugins.seams import CriticStep
 from c4rl.training.launch import Launch
 from tests.helpers import CPU, advance, make_launch, small_config, small_dataset, with_trajectories
@@ -83,9 +83,10 @@ def separated(beginnings: int, length: int, rows: int) -> Tensor:
     return (10 * late + noise).unsqueeze(0)
 
 
-def clustered(config: ClusteringConfig, g: Tensor, length: int, steps: tuple[int, ...] = (0,)) -> Clustering:
+def clustered(config: C4Config, g: Tensor, length: int, steps: tuple[int, ...] = (0,)) -> Clustering:
     rows = g.shape[1]
-    clustering = Clustering(config, [0], [0], [rows], CPU, trajectory_ids=(torch.arange(rows) // length).int())
+    buffer = TransitionBuffer(torch.zeros(rows, 7), (torch.arange(rows) // length).int(), (1, 1), [rows])
+    clustering = Clustering(config, [0], [0], [rows], CPU, authors=AuthorsRelease(config, buffer, torch.float64))
     step = torch.zeros((), dtype=torch.int64)
     streams = Streams([0], step, torch.float64)
 
@@ -111,7 +112,7 @@ def drawn_by_cluster(clustering: Clustering, count: int = 400) -> dict[int, set[
 
 @pytest.mark.parametrize("pool", [2000, 900])
 def test_batches_come_from_members_and_tails(pool: int) -> None:
-    config = ClusteringConfig(K=2, sampler="hard", trajectory_tails=True, pool=pool)
+    config = C4Config(K=2, sampler="hard", trajectory_tails=True, pool=pool)
     clustering = clustered(config, separated(20, 100, 2000), 100)
     by_size = sorted(drawn_by_cluster(clustering).values(), key=len)
     seen = set(clustering.tables.pool_rows(0)[0].tolist())
@@ -123,7 +124,7 @@ def test_batches_come_from_members_and_tails(pool: int) -> None:
 
 def test_small_clusters_are_dropped_by_their_size_after_tails() -> None:
     g = separated(5, 100, 2000)  # 100 rows in one cluster, below the least size of 256
-    plain = ClusteringConfig(K=2, sampler="hard")
+    plain = C4Config(K=2, sampler="hard")
     weights = {
         name: clustered(replace(plain, **options), g, 100).tables.weights[0].sort().values.tolist()
         for name, options in {
@@ -137,11 +138,26 @@ def test_small_clusters_are_dropped_by_their_size_after_tails() -> None:
     assert weights["saved by its tails"] == pytest.approx([1900 / 3900, 2000 / 3900])
 
 
+def test_small_clusters_are_dropped_unless_all_are_small() -> None:
+    label = torch.zeros(4000, dtype=torch.int64)
+    label[:300], label[300:900] = 1, 2  # the limit is max(256, 4000 // 10) = 400
+    members, components = torch.nn.functional.one_hot(label, 3).float().unsqueeze(0), torch.tensor([3])
+    found = without_small_clusters(members, torch.ones(1, 4000, dtype=torch.bool), components)
+    assert found.sum(1).tolist() == [[3100, 0, 600]]
+    half = torch.arange(4000) < 2000  # what is not in the pool does not raise the limit
+    found = without_small_clusters(members * half.unsqueeze(1), half.unsqueeze(0), components)
+    assert found.sum(1).tolist() == [[1100, 300, 600]]
+    many = without_small_clusters(members, torch.ones(1, 4000, dtype=torch.bool), torch.tensor([20]))
+    assert many.sum(1).tolist() == [[3100, 300, 600]]  # 4000 // 20 is below 256
+    tiny = members[:, 200:500]
+    assert torch.equal(without_small_clusters(tiny, torch.ones(1, 300, dtype=torch.bool), components), tiny)
+
+
 def test_cold_fits_forget_and_warm_ones_do_not() -> None:
     g = torch.randn(1, 600, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
     def mean(start: Any, steps: tuple[int, ...]) -> Tensor:
-        mixture = clustered(ClusteringConfig(K=3, period=10, mixture_start=start), g, 100, steps).mixture
+        mixture = clustered(C4Config(K=3, period=10, mixture_start=start), g, 100, steps).mixture
         assert mixture is not None
         return mixture.means
 
@@ -186,17 +202,8 @@ def test_later_clusters_are_those_of_the_gradients() -> None:
     assert all(torch.equal(tables[0][name], tables[1][name]) for name in tables[0])
 
 
-@pytest.mark.parametrize(
-    "form", [C4Config(initial_clusters="state_action"), C4Config(sampler="hard", trajectory_tails=True)]
-)
-def test_a_loop_that_does_not_tell_what_is_needed_is_refused(form: C4Config) -> None:
-    critic, x = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1)), torch.randn(20, 3)
-    with pytest.raises(InputError, match="expected"):
-        C4Anywhere(critic, critic, x, x, torch.ones(20), config=form)
-
-
 def test_tails_need_hard_labels() -> None:
-    with pytest.raises(InputError, match="--trajectory-tails: found --sampler soft beside it, expected --sampler hard"):
+    with pytest.raises(InputError, match="--trajectory-tails: found --sampler soft, expected --sampler hard"):
         C4Config(trajectory_tails=True)
 
 

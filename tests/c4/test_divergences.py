@@ -130,6 +130,7 @@ def test_jensen_shannon_estimates_its_integral() -> None:
     actions, data = MEAN_P[0] + STD_P[0] * draws[0], MEAN_Q[0] + STD_Q[0] * draws[1]
     policy = PolicySamples(actions.unsqueeze(2), pi.log_prob(actions.unsqueeze(2)).sum(-1), pi.log_prob(data).sum(-1))
     term = divergence_term("jsd", policy, BehaviourSamples(data, lambda a: nu.log_prob(a).sum(-1)))
+    assert term.std() < 0.5  # far from it, the tolerance below would be none
     assert (term.mean() - expected).abs() < 5 * term.std() / math.sqrt(200_000)
 
 
@@ -156,6 +157,32 @@ def test_mmd_is_unbiased_and_zero_for_equal_distributions(kernel: str) -> None:
     same = mmd_squared(x, y, kernel)  # type: ignore[arg-type]
     assert same.mean().abs() < 4.5 * same.std() / math.sqrt(5000)
     assert mmd_squared(x, far + 2, kernel).mean() > 0.2  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kernel", ["gaussian", "laplacian"])
+def test_mmd_is_the_mean_over_pairs(kernel: str) -> None:
+    """State by state, pair by pair, for numbers of samples that differ and a bandwidth that is not 1."""
+    generator = torch.Generator().manual_seed(6)
+    x, y = (torch.randn(2, 3, count, 4, generator=generator, dtype=DOUBLE) for count in (5, 2))
+
+    def k(a: Tensor, b: Tensor) -> float:
+        size = (a - b).square().sum() / (2 * 0.7**2) if kernel == "gaussian" else (a - b).abs().sum() / 0.7
+        return math.exp(-size.item())
+
+    def mean(p: Tensor, q: Tensor, distinct: bool = False) -> float:
+        pairs = [k(a, b) for i, a in enumerate(p) for j, b in enumerate(q) if not (distinct and i == j)]
+        return sum(pairs) / len(pairs)
+
+    found = mmd_squared(x, y, kernel, 0.7)  # type: ignore[arg-type]
+    for r in range(2):
+        for b in range(3):
+            p, q = x[r, b], y[r, b]
+            assert found[r, b].item() == pytest.approx(mean(p, p, True) - 2 * mean(p, q) + mean(q, q, True))
+
+
+def test_parameter_mse_counts_means_and_deviations() -> None:
+    expected = ((0.3**2 + 0.2**2) + (0.6**2 + 0.1**2)) / 2
+    assert GAUSSIAN["mse"](MEAN_P, STD_P, MEAN_Q, STD_Q).item() == pytest.approx(expected)
 
 
 def test_gaussian_kernel_mmd_has_its_closed_value() -> None:
@@ -207,8 +234,9 @@ def test_missing_pieces_are_named() -> None:
     with pytest.raises(InputError, match="'jsd': log_prob_data is missing"):
         divergence_term("jsd", PolicySamples(policy.actions, policy.log_prob), behaviour)
     single = PolicySamples(policy.actions[:, :, :1], policy.log_prob)
-    with pytest.raises(InputError, match="'mmd': found 1 action"):
-        divergence_term("mmd", single, behaviour)
+    for name in ("mmd", "renyi"):
+        with pytest.raises(InputError, match=f"'{name}': found 1 action"):
+            divergence_term(name, single, behaviour)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -81,9 +81,9 @@ def test_a_hard_batch_comes_from_a_single_cluster_of_the_last_refresh(algorithm:
     batches: list[Batch] = []
     update = launch.algorithm.update
 
-    def noted(batch: Batch, step: int) -> dict[str, Tensor]:
+    def noted(batch: Batch, step: int, actor_batch: Batch) -> dict[str, Tensor]:
         batches.append(batch)
-        return update(batch, step)
+        return update(batch, step, actor_batch)
 
     launch.algorithm.update = noted  # type: ignore[method-assign]
     all_pairs = launch.buffer.unpack(launch.buffer.packed).state_actions

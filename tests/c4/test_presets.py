@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from c4rl.core.errors import InputError
 from c4rl.environments.tasks import TASKS
 from c4rl.jobs.config import TrainConfig, empty_config, from_json, preset_fields, to_json
 from c4rl.jobs.presets.c4 import NOT_REPRODUCED, PRESETS, preset
@@ -121,7 +122,7 @@ def test_a_job_forgets_the_preset_whose_values_it_drops(data: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("flags", "fragments"),
     [
-        (["--preset", "best"], ["--preset", "'best'", "paper, authors, authors-fixed"]),
+        (["--preset", "best"], ["--preset", "'best'", "paper, paper-divergence, authors, authors-fixed"]),
         (["--preset", "authors", "--algorithm", "td3_bc"], ["--preset authors", "td3_bc", "expected cql"]),
         (["--preset", "authors-fixed", "--algorithm", "td3_bc"], ["--preset authors-fixed", "td3_bc", "expected cql"]),
         (["--preset", "paper", "--algorithm", "bc"], ["--preset paper", "critic", "'bc' has none"]),
@@ -143,7 +144,7 @@ def test_a_preset_beside_a_config_is_refused(data: Path, tmp_path: Path, capsys:
     assert run("train", "--preset", "paper", "--dataset", data, "--output", tmp_path / "job", *SHORT) == 0
     capsys.readouterr()
     assert run("train", "--config", tmp_path / "job", "--preset", "authors", "--output", tmp_path / "other") == 2
-    assert "--preset: found beside --config" in capsys.readouterr().err
+    assert "--preset: found with --config" in capsys.readouterr().err
 
 
 def test_help_shows_the_presets_values(capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,11 +164,20 @@ def test_the_papers_lambda_follows_the_kind_of_data(task: str, algorithm: str) -
     assert c4_of(config_of("paper", algorithm, task)).lambda_ == LAMBDAS[task]
 
 
-def test_the_paper_is_what_c4_does_by_default_except_for_lambda_and_domain() -> None:
-    """The paper's values are the defaults of the flags, so that plain `--plugins c4` is the paper's C4."""
-    config = config_of("paper")
-    plain = empty_config("cql", ("c4",), dataset=config.dataset, task=config.task, output=config.output)
+def test_the_paper_is_what_c4_does_by_default_except_for_lambda_domain_and_directions() -> None:
+    """The paper's values are the defaults of the flags, but the mixture is on y itself, not on 16 directions of it."""
+    config, on_all = config_of("paper"), (C4Config(directions=None),)
+    given: dict[str, Any] = {"dataset": config.dataset, "task": config.task, "output": config.output}
+    plain = empty_config("cql", ("c4",), plugin_options=on_all, **given)
     assert config == dataclasses.replace(plain, preset="paper", updates=300_000)
+
+
+def test_the_papers_divergence_is_the_authors() -> None:
+    paper, with_divergence, authors = (c4_of(config_of(n)) for n in ("paper", "paper-divergence", "authors"))
+    assert with_divergence == dataclasses.replace(paper, divergence="kl_data", divergence_weight=4.0)
+    assert (authors.divergence, authors.divergence_weight) == ("kl_data", 4.0)
+    with pytest.raises(InputError, match="'kl_data' compares densities and a deterministic policy has none"):
+        config_of("paper-divergence", "td3_bc")
 
 
 def test_cql_takes_its_settings_by_domain() -> None:

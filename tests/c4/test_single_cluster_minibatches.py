@@ -148,19 +148,6 @@ def test_a_million_rows_keep_their_probability() -> None:
     assert abs(chi_square(torch.bincount(batches[0, 0] % 16).numpy(), np.full(16, 12_500.0))) < 4
 
 
-def test_small_clusters_are_dropped_on_request_unless_all_are_small() -> None:
-    label = torch.zeros(4000, dtype=torch.int64)
-    label[:300], label[300:900] = 1, 2  # the limit is max(256, 4000 // 10) = 400
-    responsibilities = torch.nn.functional.one_hot(label, 3).float().unsqueeze(0)
-    sampler = ClusterSampler([0], [0], [4000], [3], drop_small=True)
-    sampler.refresh(responsibilities, 0)
-    torch.testing.assert_close(sampler.weights[0], torch.tensor([3100, 0, 600], dtype=torch.float64) / 3700)
-    assert drawn(sampler, [0], 50, 64)[0].min() >= 300
-    tiny = ClusterSampler([0], [0], [300], [3], drop_small=True)
-    tiny.refresh(responsibilities[:, 200:500], 0)
-    torch.testing.assert_close(tiny.weights[0], torch.tensor([0, 1, 2], dtype=torch.float64) / 3)
-
-
 def test_a_refresh_is_written_in_place_and_a_failed_fit_leaves_its_run_as_it_was() -> None:
     seeds = [0, 1]
     sampler = ClusterSampler(seeds, [0, 0], [500, 500], [3, 3], pool_size=100)

@@ -174,6 +174,12 @@ def test_the_row_before_a_left_out_one_keeps_its_next_action(tmp_path: Path) -> 
         ({"actions": np.arange(6)}, "discrete actions are not supported"),
         ({"observations": np.zeros((6, 8, 8, 3), dtype=np.uint8)}, "image observations are not supported"),
         ({"observations": np.array([b"x"] * 6)}, "expected real numbers"),
+        ({"rewards": h5py.Empty("f4")}, "'rewards' is no array"),
+        ({"terminals": 1.0}, "'terminals' is no array"),
+        ({"timeouts": h5py.SoftLink("/nowhere")}, "'timeouts' is a link to nothing"),
+        ({"infos/goal": 1.0}, "'infos/goal' is no array"),
+        ({"terminals": np.zeros(6, h5py.enum_dtype({"GO": 0, "END": 1}, "i1"))}, "'terminals' holds an enumeration"),
+        ({"actions": np.array([["x"]] * 6, h5py.string_dtype())}, "'actions' has dtype object"),
     ],
 )
 def test_unusable_hdf5_is_refused_by_name(tmp_path: Path, changes: dict[str, object], sentence: str) -> None:

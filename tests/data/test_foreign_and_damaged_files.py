@@ -1,5 +1,6 @@
 """Whatever the file is, the answer is a dataset or one sentence."""
 
+import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -65,6 +66,24 @@ def test_other_zip_and_hdf5_files_are_refused(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "group.h5", "w") as file:
         file.create_group("observations")
     assert "'observations' is a group" in refusal(tmp_path / "group.h5")
+
+
+def test_an_unreadable_file_is_called_unreadable(arrays: Make, save: Save, tmp_path: Path) -> None:
+    path = save(arrays([5]))
+    path.chmod(0)
+    if os.access(path, os.R_OK):  # the superuser reads everything: try as somebody else
+        for folder in (tmp_path, *tmp_path.parents[:2]):
+            folder.chmod(0o755)
+        os.seteuid(65534)
+    try:
+        assert "data.npz: cannot be read (Permission denied)" in refusal(path)
+    finally:
+        os.seteuid(os.getuid())
+    (tmp_path / "loop").symlink_to("loop")
+    assert "cannot be read (Too many levels" in refusal(tmp_path / "loop")
+    assert "cannot be read (Not a directory)" in refusal(path / "inside")
+    assert "cannot be read (File name too long)" in refusal("x" * 300)
+    assert refusal(tmp_path / "a\nb\x1b[31m").startswith(f"{tmp_path}/a\\nb\\x1b[31m: there is no such file")
 
 
 @pytest.mark.parametrize("kind", ["npz", "hdf5"])

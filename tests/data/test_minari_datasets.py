@@ -130,6 +130,45 @@ def test_other_formats_and_spaces_are_refused_by_name(write: Write, tmp_path: Pa
         load_dataset("minari:made/up-v0")
 
 
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"action_space": "[1]"}, r"'action_space' is '\[1\]'; expected a space as Minari writes it"),
+        ({"action_space": 3}, "'action_space' is 3; expected a space"),
+        ({"observation_space": "null"}, "'observation_space' is 'null'; expected a space"),
+        ({"observation_space": "[" * 100_000}, r"'observation_space' is '\[+\.\.\.; expected a space"),
+        ({"action_space": json.dumps({"low": {}})}, "'action_space' is no number"),
+        ({"action_space": json.dumps({"low": 10**400})}, "'action_space' is no number"),
+        ({"action_space": json.dumps({"low": [-1] * 7})}, r"'action_low' has shape \(7,\)"),
+        ({"data_format": []}, r"'data_format' is \[\]; expected 'hdf5'"),
+    ],
+)
+def test_metadata_of_another_shape_is_named(
+    write: Write, tmp_path: Path, change: dict[str, object], sentence: str
+) -> None:
+    write(box(5))
+    edit_metadata(tmp_path, **change)
+    with pytest.raises(InputError, match=sentence):
+        load_dataset("minari:made/up-v0")
+
+
+@pytest.mark.parametrize("content", [b"[1]", b"null", b"", b"\xff", b"[" * 100_000, b"1" * 5000])
+def test_metadata_that_is_no_json_object_is_named(write: Write, tmp_path: Path, content: bytes) -> None:
+    write(box(5))
+    (tmp_path / "made/up-v0/data/metadata.json").write_bytes(content)
+    with pytest.raises(InputError, match=r"metadata.json: (found a|not readable as JSON)"):
+        load_dataset("minari:made/up-v0")
+
+
+@pytest.mark.parametrize("name", ["episode_x", "episode_", "episode_\u0663", "episode_" + "9" * 5000])
+def test_episodes_without_a_number_are_not_left_out(write: Write, tmp_path: Path, name: str) -> None:
+    write(box(5))
+    with h5py.File(tmp_path / "made/up-v0/data/main_data.hdf5", "a") as file:
+        file.move("episode_1", name)
+    with pytest.raises(InputError, match="has no number in its name; expected Minari's groups episode_0"):
+        load_dataset("minari:made/up-v0")
+
+
 def test_episodes_of_wrong_length_are_named(write: Write, tmp_path: Path) -> None:
     episodes = write(box(5))
     with h5py.File(tmp_path / "made/up-v0/data/main_data.hdf5", "a") as file:
@@ -139,7 +178,7 @@ def test_episodes_of_wrong_length_are_named(write: Write, tmp_path: Path) -> Non
         load_dataset("minari:made/up-v0")
     with h5py.File(tmp_path / "made/up-v0/data/main_data.hdf5", "a") as file:
         del file["episode_1/observations"]
-    with pytest.raises(InputError, match="'episode_1' lacks an array"):
+    with pytest.raises(InputError, match="'episode_1/observations' is missing among"):
         load_dataset("minari:made/up-v0")
 
 

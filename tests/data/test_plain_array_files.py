@@ -89,6 +89,13 @@ def test_double_precision_and_column_rewards_are_accepted(arrays: Make, save: Sa
     assert np.array_equal(data.rewards, raw["rewards"]) and np.array_equal(data.observations, raw["observations"])
 
 
+@pytest.mark.parametrize("dtype", ["u1", "i1", "u2", "i4", "u8", "?"])
+def test_observations_of_whole_numbers_are_vectors(arrays: Make, save: Save, dtype: str) -> None:
+    whole = np.arange(15).reshape(5, 3).astype(dtype)
+    data = load_dataset(save(arrays([5]), observations=whole, next_observations=None))
+    assert data.observations.dtype == np.float32 and np.array_equal(data.observations, whole[:-1])
+
+
 def test_action_bounds_come_from_arguments_then_file_then_default(arrays: Make, save: Save) -> None:
     raw = arrays([5])
     assert np.array_equal(load_dataset(save(raw)).action_high, [1, 1])
@@ -146,7 +153,6 @@ def test_pickled_content_is_never_opened(arrays: Make, save: Save, tmp_path: Pat
         ({"actions": np.zeros((7, 1), dtype=np.int32)}, "discrete actions are not supported"),
         ({"actions": np.arange(7.0)}, "discrete actions are not supported"),
         ({"actions": np.linspace(0, 1, 7)}, r"'actions' has shape \(7,\); expected \[N, a\]"),
-        ({"observations": np.zeros((7, 3), dtype=np.uint8)}, "image observations are not supported"),
         ({"observations": np.zeros((7, 4, 4))}, "image observations are not supported"),
         ({"observations": np.zeros((0, 3)), "actions": np.zeros((0, 2))}, "'observations' has no rows"),
         ({"observations": np.zeros((7, 3), dtype=complex)}, "dtype complex128; expected real numbers"),
@@ -156,9 +162,15 @@ def test_pickled_content_is_never_opened(arrays: Make, save: Save, tmp_path: Pat
         ({"trajectory_ids": np.array([0, 0, 1, 1, 0, 0, 2])}, "rows of trajectory 0 in several places"),
         ({"action_low": np.array([1.0, -1.0])}, r"'action_low' is 1 where 'action_high' is 1 \(component 0\)"),
         ({"action_low": np.array([-1.0, -1.0, -1.0])}, r"'action_low' has shape \(3,\)"),
-        ({"action_low": np.array(-np.inf)}, "'action_low' is not finite"),
-        ({"action_low": np.array("low")}, "'action_low' is no number"),
+        ({"action_low": np.array(-np.inf)}, "'action_low' is -inf; expected finite bounds"),
+        ({"action_low": np.array("low")}, "'action_low' has dtype <U3; expected real numbers"),
         ({"rewards": np.full(7, 1e300)}, "'rewards' holds inf first in row 0"),
+        ({"rewards": np.full(7, 1e20)}, r"'rewards' holds 1e\+20 first in row 0, in 7 of 7 .* at most 1e\+15 in size"),
+        ({"trajectory_ids": np.array([0, 0, np.nan, 1, 1, 1, 1])}, "'trajectory_ids' holds nan first in row 2"),
+        ({"trajectory_ids": np.array([0, 0, 0, 0, 0, np.inf, np.inf])}, "'trajectory_ids' holds inf first in row 5"),
+        ({"trajectory_ids": np.array([0, 0, 0.5, 1, 1, 1, 1])}, "holds 0.5 in row 2; expected whole numbers"),
+        ({"action_low": np.array(-3e38), "action_high": np.array(3e38)}, "'action_low' is -3.0.*e.38; expected finite"),
+        ({"action_low": np.array(1j)}, "'action_low' has dtype complex128"),
     ],
 )
 def test_unusable_arrays_are_refused_by_name(

@@ -10,7 +10,10 @@ import torch
 
 from c4rl.core.buffer import Batch
 from c4rl.core.errors import InputError
+from c4rl.data.loading import load_dataset
 from c4rl.data.packing import pack_datasets
+from c4rl.data.subsets import whole_trajectories
+from c4rl.environments.tasks import get_task
 from c4rl.training.launch import Launch
 from c4rl.training.preparation import Preparation, prepare
 from tests.data.conftest import logged_arrays
@@ -95,8 +98,34 @@ def test_returns_are_spread_over_a_thousand_and_the_shift_comes_after(prepared: 
     preparation = prepared(normalize_returns=True, reward_scale=2.0, reward_shift=0.5)
     train = preparation.train
     rewards = (packed(preparation).rewards.numpy() - 0.5) / 2
-    returns = [rewards[train.trajectory_ids == i].sum() for i in np.unique(train.trajectory_ids)]
+    rows = [train.trajectory_ids == i for i in np.unique(train.trajectory_ids)]
+    returns = [rewards[own].sum() for own in rows if own.sum() != 5]  # the one that was cut, not ended
     assert max(returns) - min(returns) == pytest.approx(1000, rel=1e-5)
+
+
+@pytest.mark.parametrize("pieces", [[1, 1, 1], [7], [1, 44, 3, 1], [30] * 8])
+def test_pieces_that_were_cut_do_not_decide_the_scale_of_returns(save: Callable[..., Path], pieces: list[int]) -> None:
+    """Whole ones met a time limit of 100 rows: nothing says that a piece was cut but that it is shorter."""
+    lengths, per_row = [100, 100, *pieces, 100, 100, 60], [5.0, 5.1, *[5.0] * len(pieces), 5.2, 5.3, 8.7]
+    fields = logged_arrays(lengths, [*[False] * (len(lengths) - 1), True])
+    path = save(fields, actions=fields["actions"][:, :1], rewards=np.repeat(per_row, lengths).astype(np.float32))
+    whole = whole_trajectories(load_dataset(path, task=get_task("none")))
+    assert [length for length, one in zip(lengths, whole, strict=True) if one] == [100, 100, 100, 100, 60]
+    config = small_config("iql", dataset=path, task="gym:Pendulum-v1", normalize_returns=True)  # nothing is held out
+    assert prepare(config).scaling.reward_scale == pytest.approx(1000 / (530 - 500), rel=1e-4)
+
+
+def test_data_of_pieces_alone_are_all_counted(save: Callable[..., Path]) -> None:
+    path = save(logged_arrays([50, 20]))
+    assert whole_trajectories(load_dataset(path, task=get_task("none"))).all()
+
+
+def test_one_row_pieces_of_real_data_do_not_decide_the_scale_of_returns(shared: Callable[[str], Path]) -> None:
+    """Episodes of 1,000 rows in blocks that are shifted by one: every second piece has one row."""
+    data = load_dataset(shared("data/d4rl-10k/halfcheetah-expert-v2.npz"), task=get_task("halfcheetah-expert-v2"))
+    lengths = np.bincount(data.trajectory_ids)
+    assert (lengths == 1).sum() == 9
+    np.testing.assert_array_equal(whole_trajectories(data), lengths > 900)
 
 
 def test_returns_without_spread_cannot_be_normalised(save: Callable[..., Path]) -> None:

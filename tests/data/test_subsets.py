@@ -127,8 +127,18 @@ def test_fractions_that_make_no_sense_are_refused() -> None:
             hold_out(whole, fraction, 0)
     with pytest.raises(InputError, match="'fraction'"):
         top_fraction(whole, 1.5)
-    with pytest.raises(InputError, match="found 1, expected at least 2"):
-        hold_out(numbered([5]), 0.5, 0)
+    with pytest.raises(InputError, match="found 1 row, of which none can be held out; expected at least 2"):
+        hold_out(numbered([1]), 0.5, 0)
+
+
+@given(st.integers(2, 60), st.sampled_from([0.01, 0.1, 0.5, 0.99]))
+def test_the_end_of_one_long_log_is_held_out(length: int, fraction: float) -> None:
+    whole = numbered([length])
+    train, held = hold_out(whole, fraction, 0)
+    assert np.array_equal(np.concatenate([rows_of(train), rows_of(held)]), np.arange(length))
+    assert len(held) == min(max(1, round(fraction * length)), length - 1)
+    assert train.timeouts[-1] and not train.next_action_valid[-1] and not train.next_actions[-1].any()
+    check_rows(held, whole)
 
 
 @given(lengths_strategy, st.sampled_from([0.9, 0.99, 1.0]), st.integers(0, 1000))

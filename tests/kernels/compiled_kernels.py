@@ -48,7 +48,7 @@ KERNELS = {  # by file; each is to be seen
         "_spread_kernel",
     },
     "metrics": {"_add_kernel"},
-    "parts": {"_split_kernel"},
+    "split": {"_flip_kernel", "_split_kernel"},
     "random": {"_draw_kernel", "_cluster_rows_kernel"},
     "subspace": {"_orthonormal_kernel", "_eigen_kernel"},
     "tanh_gaussian": {"_sample_kernel", "_gradient_kernel"},
@@ -81,7 +81,7 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
             source = ASTSource(kernel, signature, constants, aligned)
             done[key] = triton.compile(source, target=target, options=options)
             assert "cubin" in done[key].asm
-            assert not re.search(r"wgmma\.mma_async[^;]*\}, *\{", done[key].asm["ptx"]), f"{key}: see `in_parts`"
+            assert not re.search(r"wgmma\.mma_async[^;]*\}, *\{", done[key].asm["ptx"]), f"{key}: see `split`"
 
     monkeypatch.setattr(JITFunction, "run", compile_instead)
     for name in ("empty", "empty_like"):  # what a kernel would have written
@@ -107,10 +107,9 @@ def test_kernels_compile() -> None:
     columns = torch.zeros(1, 64, 8, dtype=torch.float64)
     symmetric_eigen(orthonormal(columns, columns[0]).mT @ columns)
     x, weight = torch.zeros(1, 2, 4096, 128, device=CPU), torch.zeros(1, 2, 128, 256, device=CPU)
-    for mode in kernels.PRECISIONS:
-        with kernels.products(mode):
-            linear_maps.linear(x, weight)
-            linear_maps.weight_gradient(x, x)
+    for bf16x3 in (False, True):
+        linear_maps.linear(x, weight, bf16x3=bf16x3)
+        linear_maps.weight_gradient(x, x, torch.zeros(1, 2, 128, 128), bf16x3=bf16x3)
     with kernels.products("bf16x3"):
         for runs in (2, 9, 40):
             q = Critic(Stack(tuple(range(runs)), 5, 3, CPU), "critic", (256, 256, 256)).at(torch.zeros(runs, 256, 8)).q

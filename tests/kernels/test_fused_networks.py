@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from c4rl.algorithms.t_symmetry_dynamics import jacobian_vector_product
 from c4rl.core import ops as kernels
 from c4rl.core.networks import Critic, Stack, StackedMLP
+from c4rl.core.ops.mlp import jacobian_vector_product, proven, stacked_mlp
 from c4rl.core.policies import dropout_masks
 from c4rl.core.random import Streams
 from tests.kernels.support import CUDA, errors, normal
@@ -39,11 +39,11 @@ def test_a_critic_and_its_gradients(runs: int, rows: int, drawn: int, layer_norm
     assert max(fused) < 3 * max(plain) + 1e-6, (fused, plain)
 
 
-@pytest.mark.parametrize("mode", kernels.PRECISIONS)
+@pytest.mark.parametrize("mode", kernels.OFFERED)
 @pytest.mark.parametrize("layer_norm", [False, True])
 def test_networks_prove_themselves(layer_norm: bool, mode: str) -> None:
-    with kernels.products(mode):
-        assert Critic(Stack((0,), 3, 2, CUDA), "critic", (8,), layer_norm=layer_norm).mlp.fuses(normal(1, 4, 5))
+    own = kernels.kernels_on(CUDA, "mlp")
+    assert own is not None and proven(own, CUDA, layer_norm, mode == "bf16x3")
 
 
 def test_gradients_of_features_alone_and_of_frozen_critics() -> None:
@@ -89,13 +89,7 @@ def alike(hidden: Callable[[], Sequence[Tensor]], rows: int, mode: str) -> Tenso
 
 
 def hidden_layers(mlp: StackedMLP, x: Tensor, masks: Sequence[Tensor] | None = None) -> list[Tensor]:
-    if mlp.fuses(x):
-        return [h.squeeze(1) for h in mlp.evaluate(x, masks=masks)[1]]
-    hidden = [x]
-    for layer in range(len(mlp.weights) - 1):
-        h = mlp.activate(layer, mlp.linear(layer, hidden[-1]))
-        hidden.append(h if masks is None else h * masks[layer])
-    return hidden[1:]
+    return [h.squeeze(1) for h in stacked_mlp(x, None, mlp.layers(), [mask.unsqueeze(1) for mask in masks or ()])[1]]
 
 
 @pytest.mark.parametrize("mode", ["fp32", "bf16x3"])
@@ -106,7 +100,7 @@ def test_jacobian_vector_products(mode: str, rows: int = 4500, widths: tuple[int
     v = normal(*x.shape, seed=1).requires_grad_()
 
     def numbers() -> tuple[Tensor, ...]:
-        y, along = jacobian_vector_product(mlp, x, v)
+        y, along = jacobian_vector_product(x, v, mlp.layers())
         loss = y.square().mean() + (along * y.detach().cos()).mean()
         return y.detach(), along.detach(), *torch.autograd.grad(loss, [v, *mlp.parameters()])
 
@@ -138,9 +132,7 @@ def test_dropout(mode: str, rows: int = 4500, widths: tuple[int, ...] = (200, 20
 
 
 @pytest.mark.parametrize(("runs", "rows"), [(2, 1300), (9, 200)])
-def test_a_network_whose_layers_are_kept_in_parts(
-    runs: int, rows: int, widths: tuple[int, ...] = (208, 256, 240)
-) -> None:
+def test_a_network_whose_layers_are_kept_split(runs: int, rows: int, widths: tuple[int, ...] = (208, 256, 240)) -> None:
     critic = Critic(Stack(tuple(range(runs)), 5, 3, CUDA), "critic", widths)
     states, actions = normal(runs, rows, 5), normal(runs, rows, 2, 3, seed=1)
     chosen = alike(lambda: critic(states, actions).hidden, rows, "bf16x3")

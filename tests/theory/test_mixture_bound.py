@@ -74,6 +74,32 @@ def test_renyi_above_one_is_not_jointly_convex() -> None:
         assert (joint_gap.min() >= -1e-12) == jointly_convex
 
 
+@property_test
+@given(seeds)
+def test_the_bound_says_nothing_where_clusters_have_disjoint_supports(seed: int) -> None:
+    """No policy lies inside both clusters, so the right side is infinite for each, also for pi = nu."""
+    p, components, w = distributions(seed, 6, 2, sparse=False)
+    components = components * torch.tensor([[1, 1, 1, 0, 0, 0], [0, 0, 0, 1, 1, 1]])
+    components = components / components.sum(1, keepdim=True)
+    nu = w @ components
+    vacuous = {"kl": kl, "chi_square": DIVERGENCES["chi_square"], "renyi": lambda a, b: renyi(a, b, 2.0)}
+    finite = {name: DIVERGENCES[name] for name in ("jsd", "w1", "mse", "mmd")}
+    for name, divergence in (vacuous | finite).items():
+        for policy in (p, nu, components[0]):
+            assert (w @ divergence(policy, components)).isinf() == (name in vacuous)
+            assert divergence(policy, nu).isfinite()
+        assert divergence(nu, nu).abs() < 1e-9
+
+
+@pytest.mark.parametrize("distance", [2.0, 3.0, 4.0])
+def test_the_bound_grows_with_the_distance_of_the_clusters(distance: float) -> None:
+    """At pi = nu, two unit Gaussians at -d and d, where the left side is 0."""
+    nu_z = torch.stack([Normal(centre, 1.0).log_prob(GRID).exp() for centre in (-distance, distance)])
+    nu = nu_z.mean(0)
+    right = torch.trapezoid(nu * (nu / nu_z).log(), GRID).mean()
+    torch.testing.assert_close(right, torch.tensor(distance**2 - math.log(2), dtype=torch.float64), rtol=0.02, atol=0)
+
+
 def gaussian_problem(seed: int, clusters: int = 3) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """One-dimensional N(mean, std^2), components N(means, stds^2) wide enough for chi^2 to be finite, and weights."""
     generator = torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Section 5's statements on finite MDPs and Gaussian means: as printed where true, corrected where not."""
+"""Training on clustered buffers, on finite MDPs and Gaussian means: as printed where true, corrected where not."""
 
 import math
 

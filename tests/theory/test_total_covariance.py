@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from c4rl.core.random import Streams
 from c4rl.plugins.c4.cross_covariance import monitor
+from c4rl.plugins.c4.gaussian_mixture import fit, kmeans_start
 from c4rl.theory.total_covariance import alignment_lower_bound, total_covariance, within_bound_chain
 
 seeds = st.integers(0, 2**31 - 1)
@@ -108,3 +110,20 @@ def test_alignment_lemma_is_tight() -> None:
     w_next = torch.tensor([0.6, 0.8, 0.0], dtype=torch.float64)
     w = torch.tensor([0.8, -0.6, 0.0], dtype=torch.float64)
     torch.testing.assert_close(w_next @ C @ w, alignment_lower_bound(C, w_next, w))
+
+
+def test_the_global_objective_lacks_the_mixtures_likelihood() -> None:
+    """The minimum over (p, mu, Omega) of L_TD + lambda sum_z p_z ||C_z||_F^2, as printed, does not look at the data:
+    Omega_z without its off-diagonal blocks is positive definite and costs nothing. The likelihood, which EM climbs,
+    is what ties C_z to the rows."""
+    g_next, g, _ = soft_clusters(0, rows=600)
+    y = torch.cat([g_next, g], 1).unsqueeze(0)
+    start = kmeans_start(y, Streams([0], torch.zeros((), dtype=torch.int64), y.dtype), torch.tensor([3]), 3)
+    mixture = fit(y, start).mixture
+    penalty = (mixture.weights * mixture.blocks().cross_covariance.square().sum((2, 3))).sum()
+    m = g.shape[1]
+    blocks = torch.block_diag(torch.ones(m, m), torch.ones(m, m)).double()
+    factors = torch.linalg.inv(torch.linalg.cholesky(mixture.covariances * blocks))  # there is one: Omega_z > 0
+    cheaper = mixture._replace(covariances=mixture.covariances * blocks, precision_factors=factors)
+    assert penalty > 0.1 and not cheaper.blocks().cross_covariance.any()
+    assert cheaper.log_prob(y).mean() < mixture.log_prob(y).mean() - 0.05

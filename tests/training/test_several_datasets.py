@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import c4rl
+from c4rl.cli import train as command_line
 from c4rl.core.buffer import TransitionBuffer
 from c4rl.data.packing import Scaling, pack_datasets
 from c4rl.jobs.config import TrainConfig, from_json, to_json
@@ -88,16 +89,12 @@ def test_every_dataset_has_its_own_values() -> None:
             torch.testing.assert_close(states[one.key][key], own[key], rtol=1e-9, atol=1e-12, msg=f"{one.key}: {key}")
 
 
-def test_a_preset_gives_each_dataset_its_own_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs: list[TrainConfig] = []
-    monkeypatch.setattr("c4rl.cli.train.loop.train", jobs.append)
-    monkeypatch.setattr("c4rl.cli.train._run", lambda job: job() or 0)
+def test_a_preset_gives_each_dataset_its_own_options() -> None:
     tasks = ["hopper-medium-v2", "hopper-expert-v2", "hopper-medium-replay-v2"]
     flags = ["--dataset", "a.npz", "b.npz", "c.npz", "--task", *tasks, "--output", "new"]
-    assert run("train", "--preset", "paper", *flags) == 0
-    assert run("train", "--preset", "published", "--algorithm", "a2pr", *flags) == 0
-    assert run("train", "--preset", "published", "--algorithm", "a2pr", "--discount", "0.9", *flags) == 0
-    paper, published, given = jobs
+    paper = command_line.config_of(["--preset", "paper", *flags])
+    published = command_line.config_of(["--preset", "published", "--algorithm", "a2pr", *flags])
+    given = command_line.config_of(["--preset", "published", "--algorithm", "a2pr", "--discount", "0.9", *flags])
     assert paper.by_dataset == ("lambda=0.3,0.1,0.5",)
     assert published.by_dataset == (
         "discount=0.995,0.99,0.99",
@@ -270,7 +267,7 @@ BAD: dict[str, tuple[list[str], list[str]]] = {
     ),
     "an option swept and given for each": (
         ["--dataset", "LONG", "SHORT", "--task", "none", "--by-dataset", "alpha=1,2", "--sweep", "alpha=1,2"],
-        ["--by-dataset", "alpha beside --sweep", "in one of them"],
+        ["--by-dataset", "alpha in --sweep too", "in one of them"],
     ),
 }
 

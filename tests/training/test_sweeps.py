@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 
 from c4rl.algorithms.td3_bc import TD3BC, TD3BCConfig
 from c4rl.core.buffer import TransitionBuffer
+from c4rl.core.options import may_differ, option
 from c4rl.data.packing import pack_datasets
 from c4rl.jobs.config import TrainConfig, from_json, read_config, to_json
 from c4rl.jobs.registry import ALGORITHMS
@@ -99,10 +100,10 @@ def test_a_run_of_a_swept_stack_is_the_run_alone(name: str) -> None:
         assert metrics[one.key] == pytest.approx(launch.read_metrics()[one.seed], rel=1e-6, abs=1e-9)
 
 
-STACKABLE = [(name, field) for name, kind in ALGORITHMS.items() for field in sorted(kind.config_type.stackable)]
+STACKED = [(name, one.name) for name, kind in ALGORITHMS.items() for one in fields(kind.config_type) if may_differ(one)]
 
 
-@pytest.mark.parametrize(("algorithm", "field"), STACKABLE)
+@pytest.mark.parametrize(("algorithm", "field"), STACKED)
 def test_every_option_that_shares_a_launch_is_each_runs_own(algorithm: str, field: str) -> None:
     value = getattr(small_config(algorithm).options, field)
     config = small_config(algorithm, seeds=(5,), sweep=(f"{field}={value},{0.7 * value}",))
@@ -196,18 +197,17 @@ def test_only_what_can_share_a_launch_does() -> None:
     assert launches("cql", "tau=0.1,0.2", seeds=(0, 1)) == [["tau=0.1"] * 2 + ["tau=0.2"] * 2]
 
 
-def test_a_config_does_not_speak_for_its_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one algorithm can take per run, an algorithm that borrows its options may not."""
-
+def test_a_child_inherits_what_may_differ_and_may_take_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
     @dataclass(frozen=True)
     class ChildConfig(TD3BCConfig):
-        pass
+        tau: float = option(0.005, above=0, at_most=1)
 
     class Child(TD3BC):
         config_type = ChildConfig
 
     monkeypatch.setitem(ALGORITHMS, "child", Child)
-    assert launches("child", "alpha=1,2") == [["alpha=1.0"], ["alpha=2.0"]]
+    assert launches("child", "alpha=1,2") == [["alpha=1.0", "alpha=2.0"]]
+    assert launches("child", "tau=0.1,0.2") == [["tau=0.1"], ["tau=0.2"]]
 
 
 def test_a_sweep_survives_json() -> None:

@@ -128,9 +128,19 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(
 ) -> None:
     folder, well = tmp_path / "job", tmp_path / "well"
     flags = ["--plugins", "c4", "--period", "5", "--K", "2"]
-    assert run(*command(plain_data, folder, *flags, "--sweep", "critic_lr=3e-4,1e30", "K=2,3")) == 0
+    failed = [f"critic_lr=0.1,K={k},seed=0" for k in (2, 3)]
+    update = Launch.update
+
+    def poisoned(self: Launch, step: int) -> None:
+        update(self, step)
+        for place, key in enumerate(self.keys):
+            if step == 3 and key in failed:
+                self.algorithm.actor.mlp.weights[0].data[place, 0, 0, 0] = float("nan")
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(Launch, "update", poisoned)
+        assert run(*command(plain_data, folder, *flags, "--sweep", "critic_lr=3e-4,0.1", "K=2,3")) == 0
     out = capsys.readouterr().out
-    failed = [f"critic_lr=1e+30,K={k},seed=0" for k in (2, 3)]
     assert set(summary(folder)["stopped"]) == set(failed)
     for name in failed:
         assert f"{name}: " in out and "stopped, kept as of update 0" in out
@@ -167,7 +177,10 @@ BAD: dict[str, tuple[list[str], list[str]]] = {
     "neither number nor auto": (["lambda=0.1,automatic"], ["'automatic'", "a number or auto"]),
     "no such choice": (["mode=proxy,fast"], ["'fast'", "one of proxy, exact"]),
     "a value that its option refuses": (["K=0,5"], ["--sweep K=0,5", "--K: found 0", "1 or more clusters"]),
-    "a value that the job refuses": (["actor_lr=-1,1e-3"], ["--sweep actor_lr=-1,1e-3", "--actor-lr", "positive"]),
+    "a value that the job refuses": (
+        ["actor_lr=-1,1e-3"],
+        ["--sweep actor_lr=-1,1e-3", "--actor-lr", "above 0, at most 1"],
+    ),
     "a value twice": (["alpha=1,1.0"], ["--sweep alpha=1,1.0", "twice"]),
     "an option twice": (["actor-lr=1e-4", "actor_lr=1e-3"], ["'actor_lr' twice", "each option once"]),
 }

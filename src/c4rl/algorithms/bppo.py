@@ -18,68 +18,64 @@ original: its later returns are unknown, and its last row has no next action. Re
 """
 
 from collections.abc import Hashable
-from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from c4rl.algorithms.algorithm import ADROIT, Algorithm, CriticConfig, Metrics, Published, Stage
+from c4rl.algorithms.accepted_policies import CLONING, CRITIC, IMPROVEMENT, VALUE, AcceptedPolicies
+from c4rl.algorithms.algorithm import CriticConfig, Metrics, Stage
 from c4rl.algorithms.losses import mean_squared_error, td_target
 from c4rl.core.buffer import Batch, TransitionBuffer
 from c4rl.core.errors import InputError
 from c4rl.core.networks import Critic, Stack, Value
-from c4rl.core.optimizers import FlatAdam, Polyak
+from c4rl.core.options import PerRun, option
 from c4rl.core.policies import Gaussian, TanhHeadGaussianPolicy
 from c4rl.core.random import Streams
 from c4rl.core.returns import returns_to_go
-from c4rl.plugins.seams import CriticStep, Plugins
+from c4rl.plugins.seams import Plugins
 
-CRITIC, VALUE, CLONING, IMPROVEMENT = range(4)  # stages
 DECAYED = 201  # improvement updates after which the clip and the step size stay: the original stops at k > 200
 JUDGED_STATES, JUDGED_SEED = 1024, 0  # by offline_q; the same states for every run
-CLONE_JUDGED_EVERY = 2000  # updates of the cloning stage, by online_best
 
 
 @dataclass(frozen=True)
 class BPPOConfig(CriticConfig):
-    stackable: ClassVar[frozenset[str]] = frozenset({"actor_lr", "critic_lr", "value_lr", "tau"})
-
-    hidden_layers: int = 2
+    hidden_layers: int = option(2, at_least=1, at_most=100)
     """Hidden layers of the policy and of Q."""
-    hidden_width: int = 1024
+    hidden_width: int = option(1024, at_least=1, at_most=100_000)
     """Units per hidden layer of the policy and of Q."""
-    batch_size: int = 512
+    batch_size: int = option(512, at_least=2, at_most=1_000_000)
     """Rows per update and run, in every stage."""
-    critic_lr: float = 1e-4
+    critic_lr: PerRun = option(1e-4, above=0, at_most=1)
     """Adam's step size for Q."""
-    target_period: int = 2
+    target_period: int = option(2, at_least=1, at_most=1e9)
     """Updates of Q per step of its target."""
-    value_layers: int = 3
+    value_layers: int = option(3, at_least=1, at_most=100)
     """Hidden layers of V."""
-    value_width: int = 512
+    value_width: int = option(512, at_least=1, at_most=100_000)
     """Units per hidden layer of V."""
-    value_lr: float = 1e-4
+    value_lr: PerRun = option(1e-4, above=0, at_most=1)
     """Adam's step size for V."""
     output_relu: bool = False
     """Q and V end in a ReLU, as in the original: negative returns (one in six of 10,000 rows of
     halfcheetah-medium-replay, all where rewards are shifted by -1) all become 0. Plug-ins see Q before this ReLU."""
-    value_updates: int = 200_000
+    value_updates: int = option(200_000, at_least=1, at_most=1e9)
     """Updates of V (of Q: --updates)."""
-    cloning_updates: int = 50_000
+    cloning_updates: int = option(50_000, at_least=1, at_most=1e9)
     """Updates that clone the behaviour; many more overfit small data."""
-    improvement_updates: int = 1000
+    improvement_updates: int = option(1000, at_least=1, at_most=1e9)
     """Updates of the improvement stage."""
-    clip_ratio: float = 0.25
+    clip_ratio: float = option(0.25, above=0, at_most=1)
     """ε: π/π_old is clipped to 1 ± ε."""
-    clip_decay: float = 0.96
+    clip_decay: float = option(0.96, above=0, at_most=1)
     """ε is multiplied by this before each of the first 201 improvement updates."""
-    lr_decay: float = 0.98
+    lr_decay: float = option(0.98, above=0, at_most=1)
     """The policy's step size is multiplied by this after every second of the first 201 improvement updates."""
-    omega: float = 0.9
+    omega: float = option(0.9, above=0, at_most=1)
     """ω: positive advantages weigh ω, others 1 - ω; 0.5 leaves them as they are."""
-    entropy_weight: float = 0.0
+    entropy_weight: float = option(0.0, at_least=0, at_most=1e6)
     """Weight of the policy's entropy in its improvement (the original suggests 0.01 on medium data)."""
     acceptance: Literal["never", "offline_q", "online_best"] = "never"
     """When π_old becomes π. never: it stays the cloned policy, and π is the result. In the others the best π_old is.
@@ -88,73 +84,21 @@ class BPPOConfig(CriticConfig):
     best by score too; this USES THE ENVIRONMENT to learn."""
 
 
-# The defaults above are the release's but for what these name.
-_MAIN = "main.py, Dragon-Zhuang/BPPO at 0bb6e7d"
-_LONG: dict[str, Any] = {"value_updates": 2_000_000, "cloning_updates": 500_000}
-_TRAINING: dict[str, Any] = {"updates": 2_000_000, "normalize_observations": False}
-
-
-class BPPO(Algorithm):
+class BPPO(AcceptedPolicies):
     config_type = BPPOConfig
     has_actor_term = False  # the stage that plug-ins act on has no actor
-    actor: TanhHeadGaussianPolicy
-    published: ClassVar[tuple[Published, ...]] = (
-        Published(
-            ("hopper-*", "halfcheetah-*", "walker2d-*", "antmaze-*", *ADROIT, "kitchen-*"),
-            f"{_MAIN}, for every task of the paper; policies are accepted by the simulator",
-            _LONG | {"output_relu": True, "acceptance": "online_best"},
-            _TRAINING,
-        ),
-        Published(
-            ("hopper-medium-v*", "walker2d-medium-replay-*"),
-            f"{_MAIN}, a remark on these two",
-            {"value_updates": 200_000, "cloning_updates": 50_000},
-            {"updates": 200_000},
-        ),
-        Published(ADROIT[1:], "ours: no ReLU, as returns are negative", {"output_relu": False}),
-        Published(
-            ("ant-*", "maze2d-*"), f"ours: {_MAIN}, without its ReLU and its use of the simulator", _LONG, _TRAINING
-        ),
-    )
+    config: BPPOConfig
 
     def __init__(self, config: BPPOConfig, stack: Stack, streams: Streams, plugins: Plugins) -> None:
         super().__init__(config, stack, streams, plugins)
-        self.config, self.discount = config, config.discount
-        self.critic = Critic(stack, "critic", config.hidden, members=1, layer_norm=plugins.critic_layer_norm)
-        self.target_critic = deepcopy(self.critic)
-        self.value = Value(stack, "value", (config.value_width,) * config.value_layers)
-        self.old_actor = TanhHeadGaussianPolicy(stack, "actor", config.hidden, initialization="orthogonal_weights")
-        self.actor = deepcopy(self.old_actor)
-        self.networks = {
-            "critic": self.critic,
-            "target_critic": self.target_critic,
-            "value": self.value,
-            "old_actor": self.old_actor,  # π_old: first the clone, later the best accepted policy
-            "actor": self.actor,  # π; while cloning, under online_best, the best clone so far
-        }
-        self.optimizers = {
-            "critic": FlatAdam(self.critic, config.critic_lr),
-            "value": FlatAdam(self.value, config.value_lr),
-            "old_actor": FlatAdam(self.old_actor, config.actor_lr),
-            "actor": FlatAdam(self.actor, config.actor_lr, clip_norm=0.5),
-        }
-        self.polyak = Polyak(self.optimizers["critic"], self.target_critic, config.tau)
+        critic = Critic(stack, "critic", config.hidden, members=1, layer_norm=plugins.critic_layer_norm)
+        value = Value(stack, "value", (config.value_width,) * config.value_layers)
+        self.critic, self.target_critic = self.learner_with_target("critic", critic, config.critic_lr, config.tau)
+        self.value = self.learner("value", value, config.value_lr)
         self._before_improvement = sum(stage.updates for stage in self.stages[:IMPROVEMENT])
-        kind: dict[str, Any] = {"device": stack.device, "dtype": stack.dtype}
-        # what π has to beat; the lowest finite number, as an infinite one would count as a failed run
-        self._best = torch.full((stack.runs,), torch.finfo(stack.dtype).min, **kind)
-        self._accepted, self._acceptances = torch.zeros(stack.runs, **kind), torch.zeros(stack.runs, **kind)
-        self._shows_new = torch.zeros((), dtype=torch.bool, device=stack.device)  # π is evaluated, not π_old
 
     @classmethod
     def check(cls, config: BPPOConfig, task: str) -> None:
-        networks = ("target_period", "value_layers", "value_width", "value_lr")
-        for name in (*networks, "value_updates", "cloning_updates", "improvement_updates"):
-            if not (found := getattr(config, name)) > 0:
-                raise InputError(f"--{name.replace('_', '-')}: found {found}, expected a positive number")
-        for name in ("clip_ratio", "clip_decay", "lr_decay", "omega"):
-            if not 0 < (found := getattr(config, name)) <= 1:
-                raise InputError(f"--{name.replace('_', '-')}: found {found}, expected above 0 and at most 1")
         if config.acceptance == "online_best" and task == "none":
             raise InputError("--acceptance: found online_best with --task none, expected offline_q or never")
 
@@ -172,51 +116,53 @@ class BPPO(Algorithm):
         return 0  # returns and judged states are each run's own
 
     def attach(self, buffer: TransitionBuffer) -> None:
-        self.returns = returns_to_go(buffer, self.discount).to(self.stack.dtype)  # G of every row
+        discount = self.config.discount
+        discounts = discount.tolist() if isinstance(discount, Tensor) else [discount]
+        returns = torch.stack([returns_to_go(buffer, one) for one in discounts])  # G of every row, [R or 1, N]
+        self.returns = returns.to(self.stack.dtype)
         streams = Streams([JUDGED_SEED] * self.stack.runs, torch.zeros_like(self.streams.step))
         rows = streams.integers("judged_states", buffer.lengths, JUDGED_STATES) + buffer.offsets.unsqueeze(1)
         self.judged_states = buffer.gather(rows).observations
 
+    def moves_target(self, update: int) -> bool:
+        return update % self.config.target_period == 0
+
     def phase(self, step: int) -> Hashable:
         stage, update = self.stage_at(step)
-        return stage, update % self.config.target_period == 0 if stage == CRITIC else None
+        return stage, stage == CRITIC and self.moves_target(update)
 
-    def update(self, batch: Batch, step: int) -> Metrics:
+    def update(self, batch: Batch, step: int, actor_batch: Batch) -> Metrics:
         stage, update = self.stage_at(step)
         if stage == CRITIC:
-            return self._update_critic(batch, update % self.config.target_period == 0)
-        return {VALUE: self._update_value, CLONING: self._clone, IMPROVEMENT: self._improve}[stage](batch)
+            return self._update_critic(batch, self.moves_target(update))
+        return {VALUE: self._update_value, CLONING: self._clone, IMPROVEMENT: self._improve}[stage](actor_batch)
 
     def _update_critic(self, batch: Batch, moves_target: bool) -> Metrics:
         """SARSA: y = r + γ Q̄(s', a') with the logged a'."""
-        batch = batch._replace(continues=batch.continues * batch.next_valid)  # cut off is ended
+        batch = batch.ended_where_cut()
         with torch.no_grad():
             next_q = self._value_of(self.target_critic.at(batch.next_state_actions).q)
-            y = td_target(batch, self.discount, next_q[:, 0]).unsqueeze(1)  # [R, 1, B]
+            y = td_target(batch, self.config.discount, next_q[:, 0]).unsqueeze(1)  # [R, 1, B]
         output = self.critic.at(batch.state_actions)
         q = self._value_of(output.q)
         td_loss = mean_squared_error(q, y, keep=2)  # [R, M], M = 1
-        next_actions = batch.next_state_actions[..., self.stack.observation_dim :]
-        penalty = self.plugins.critic_penalty(
-            CriticStep(batch, self.critic, self.target_critic, output, next_actions, td_loss)
-        )
-        self.optimizers["critic"].step(td_loss + penalty)
+        metrics = self.critic_step(batch, output, batch.next_actions, td_loss)
         if moves_target:
-            self.polyak.step()
-        return {"critic_loss": td_loss.detach().sum(1), "q": q.detach().mean((1, 2))}
+            self.move_targets()
+        return metrics | {"q": q.mean((1, 2))}
 
     def _update_value(self, batch: Batch) -> Metrics:
         """V(s) on the return that followed."""
         assert batch.rows is not None
         value = self._value_of(self.value(batch.observations))
-        loss = mean_squared_error(value, self.returns[batch.rows])
+        loss = mean_squared_error(value, self.returns.expand(len(value), -1).gather(1, batch.rows))
         self.optimizers["value"].step(loss)
-        return {"value_loss": loss.detach(), "v": value.detach().mean(1)}
+        return {"value_loss": loss, "v": value.mean(1)}
 
     def _clone(self, batch: Batch) -> Metrics:
         loss = -self.old_actor(batch.observations).log_prob(batch.actions).mean(1)
         self.optimizers["old_actor"].step(loss)
-        return {"actor_loss": loss.detach()}
+        return {"actor_loss": loss}
 
     def _improve(self, batch: Batch) -> Metrics:
         config = self.config
@@ -232,16 +178,13 @@ class BPPO(Algorithm):
         surrogate = torch.minimum(ratio * weighted, ratio.clamp(1 - clip, 1 + clip) * weighted)
         loss = -(surrogate + config.entropy_weight * policy.entropy()).mean(1)
         self.optimizers["actor"].step(loss, lr_factor)
-        if config.acceptance == "offline_q":
-            self._judge(self._expected_q(self.actor))
-        else:
-            self._shows_new.fill_(True)  # to stay (never), or until the simulator's verdict
+        self.judge_improvement()
         return {
-            "actor_loss": loss.detach(),
+            "actor_loss": loss,
             "advantage": advantage.mean(1),
             "clipped_share": ((ratio.detach() - 1).abs() > clip).to(ratio.dtype).mean(1),
-            "entropy": policy.entropy().detach().mean(1),
-            "accepted": self._accepted,  # under online_best: the update before
+            "entropy": policy.entropy().mean(1),
+            "accepted": self.accepted,  # under online_best: the update before
         }
 
     def schedules(self) -> tuple[Tensor, Tensor]:
@@ -251,52 +194,8 @@ class BPPO(Algorithm):
         factor = self.config.lr_decay ** (k.clamp(max=DECAYED) // 2).double()
         return clip.to(self.stack.dtype), factor.float()  # the only type that Adam's kernel takes
 
-    # -- which policy is the better one
-
-    def after_update(self, step: int) -> Metrics:
-        stage, update = self.stage_at(step)
-        if update != self.stages[stage].updates:
-            return {}
-        if stage == CLONING and self.config.acceptance != "online_best":
-            self.optimizers["actor"].flat.copy_(self.optimizers["old_actor"].flat)
-            self._best.copy_(self._expected_q(self.old_actor))
-        if stage == IMPROVEMENT:  # under online_best the last update's verdict is still to come
-            return {f"acceptances_{self.config.acceptance}": self._acceptances}
-        return {}
-
-    def asks_environment(self, step: int) -> bool:
-        stage, update = self.stage_at(step)
-        clone_is_judged = update % CLONE_JUDGED_EVERY == 0 or update == self.stages[CLONING].updates
-        judged = stage == IMPROVEMENT or (stage == CLONING and clone_is_judged)
-        return self.config.acceptance == "online_best" and judged
-
     @torch.no_grad()
-    def receive_scores(self, scores: Tensor) -> None:
-        stage, update = self.stage_at(int(self.streams.step))
-        scores = scores.to(self._best.dtype)
-        if stage == CLONING:
-            self._keep_better(scores, self.old_actor, self.actor)
-            if update == self.stages[CLONING].updates:  # go on from the best clone
-                self.optimizers["old_actor"].flat.copy_(self.optimizers["actor"].flat)
-        else:
-            self._judge(scores)
-            self._shows_new.fill_(False)
-
-    def _judge(self, scores: Tensor) -> None:
-        """π_old ← π in the runs whose score [R] is the best so far."""
-        self._accepted.copy_(self._keep_better(scores, self.actor, self.old_actor))
-        self._acceptances.add_(self._accepted)
-
-    @torch.no_grad()
-    def _keep_better(self, scores: Tensor, found: TanhHeadGaussianPolicy, kept: TanhHeadGaussianPolicy) -> Tensor:
-        better = scores > self._best
-        self._best.copy_(torch.where(better, scores, self._best))
-        for mine, new in zip(kept.parameters(), found.parameters(), strict=True):
-            mine.copy_(torch.where(better.view(-1, *(1,) * (new.dim() - 1)), new, mine))
-        return better
-
-    @torch.no_grad()
-    def _expected_q(self, policy: TanhHeadGaussianPolicy) -> Tensor:
+    def expected_q(self, policy: TanhHeadGaussianPolicy) -> Tensor:
         """Mean Q(s, π(s)) of the mean actions over the judged states, [R]."""
         actions = policy(self.judged_states).mean
         return self._value_of(self.critic(self.judged_states, actions).q.squeeze(1)).mean(1)
@@ -304,31 +203,11 @@ class BPPO(Algorithm):
     def _value_of(self, output: Tensor) -> Tensor:
         return output.relu() if self.config.output_relu else output
 
-    # -- the policy shown, and what is stored
-
-    @property
-    def shown(self) -> TanhHeadGaussianPolicy:
-        """π_old, or π where none is accepted (never) or where its verdict is due (online_best)."""
-        return self.actor if bool(self._shows_new) else self.old_actor
-
-    @torch.no_grad()
-    def act(self, observations: Tensor) -> Tensor:
-        return self.shown(observations).mean
-
-    def policy_layers(self) -> tuple[list[Tensor], list[Tensor]]:
-        mlp, a = self.shown.mlp, self.stack.action_dim
-        weights, biases = [w[:, 0] for w in mlp.weights], [b[:, 0] for b in mlp.biases]
-        return [*weights[:-1], weights[-1][..., :a]], [*biases[:-1], biases[-1][..., :a]]
-
     @torch.no_grad()
     def temporal_difference(self, batch: Batch) -> Tensor:
         next_q = self._value_of(self.target_critic(batch.next_observations, self.act(batch.next_observations)).q)
-        y = td_target(batch, self.discount, next_q[:, 0]).unsqueeze(1)
+        y = td_target(batch, self.config.discount, next_q[:, 0]).unsqueeze(1)
         return y - self._value_of(self.critic.at(batch.state_actions).q)
-
-    def state(self) -> dict[str, Tensor]:
-        judged = {"best": self._best, "accepted": self._accepted, "acceptances": self._acceptances}
-        return super().state() | judged | {"shows_new": self._shows_new}
 
 
 def weighted_advantage(advantage: Tensor, omega: float) -> Tensor:

@@ -2,63 +2,67 @@
 
 import math
 from collections.abc import Hashable
-from copy import deepcopy
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from c4rl.algorithms.algorithm import EVERY_TASK, Algorithm, CriticConfig, Metrics, Published
+from c4rl.algorithms.algorithm import Algorithm, CriticConfig, Metrics
 from c4rl.algorithms.losses import mean_squared_error, td_target
 from c4rl.core.buffer import Batch
+from c4rl.core.errors import InputError
 from c4rl.core.networks import Critic, Stack, per_row
-from c4rl.core.optimizers import FlatAdam, Polyak
+from c4rl.core.options import PerRun, option
 from c4rl.core.policies import GaussianPolicy, TanhGaussian
 from c4rl.core.random import Streams
-from c4rl.plugins.seams import ActorStep, CriticStep, Plugins
+from c4rl.plugins.seams import Plugins
 
 LAGRANGE_MAXIMUM = 1e6
 
 
 @dataclass(frozen=True)
 class CQLConfig(CriticConfig):
-    stackable: ClassVar[frozenset[str]] = frozenset({"actor_lr", "critic_lr", "discount", "tau", "cql_weight"})
-
-    cql_weight: float = 10.0
+    cql_weight: PerRun = option(10.0, at_least=0, at_most=1e6)
     """α_cql, the weight of the conservative term."""
-    cql_actions: int = 10
+    cql_actions: int = option(10, at_least=1, at_most=100_000)
     """N: actions drawn per state from each of the uniform, π(s) and π(s') distributions."""
-    cql_temperature: float = 1.0
+    cql_temperature: float = option(1.0, above=0, at_most=1e6)
     """T of the log-sum-exp."""
     lse_group: Literal[30, 3] = 30
     """Log-sum-exp over all 3N actions of a state (30), or over one triple at a time (3, as OfflineRL-Kit runs)."""
     importance_sampling: bool = True
     """Subtract the actions' log-densities; off: plain Q values, with the logged action among them."""
-    gap_minimum: float = -math.inf
+    gap_minimum: float = option(-math.inf, at_least=-math.inf, at_most=1e6, infinite=True)
     """Lower clip of the per-state gap (-200 in the antmaze recipe)."""
-    gap_maximum: float = math.inf
+    gap_maximum: float = option(math.inf, at_least=-1e6, at_most=math.inf, infinite=True)
     """Upper clip of the per-state gap."""
     lagrange: Literal["none", "weighted_gap", "raw_gap"] = "none"
     """Adapt the weight so that the gap meets the threshold: α'(α_cql·gap - τ) or α'·α_cql(gap - τ)."""
-    lagrange_threshold: float = 10.0
+    lagrange_threshold: float = option(10.0, at_least=-1e6, at_most=1e6)
     """τ of the Lagrange forms."""
-    lagrange_initial_log: float = 0.0
+    lagrange_initial_log: float = option(0.0, at_least=-100, at_most=14)
     """Initial log α'."""
     max_q_backup: Literal["none", "max_min", "min_max"] = "none"
     """Back up the best of N next actions: of the smaller critic (max_min), or the smaller of the two maxima."""
     entropy: Literal["automatic", "fixed"] = "automatic"
     """SAC's temperature: tuned to the target entropy -|A|, or held."""
-    entropy_weight: float = 1.0
+    entropy_weight: float = option(1.0, above=0, at_most=1e6)
     """The temperature if fixed, its initial value if automatic."""
     backup_entropy: bool = False
     """Subtract the next action's entropy cost in the TD target."""
-    cloning_updates: int = 0
+    cloning_updates: int = option(0, at_least=0, at_most=1e9)
     """For this many first updates the actor maximises the likelihood of logged actions instead of Q."""
     policy_log_std: Literal["linear", "scaled"] = "linear"
     """Form of the policy's log standard deviation."""
     critic_initialization: Literal["torch", "orthogonal"] = "torch"
     """Initial weights of the critics."""
+
+    def check(self) -> None:
+        if self.gap_minimum > self.gap_maximum:
+            raise InputError(
+                f"--gap-minimum: found {self.gap_minimum}, expected at most the maximum, {self.gap_maximum}"
+            )
 
 
 class LogScalar(nn.Module):
@@ -71,153 +75,66 @@ class LogScalar(nn.Module):
 
 class CQL(Algorithm):
     config_type = CQLConfig
+    config: CQLConfig
     runs_together_on_cpu = 1  # 31 actions per state fill the cache: stacked runs were 1.3x slower
-    # CORL's, whose scores are known for each domain: CQL's own release leaves α and the step size open
-    published: ClassVar[tuple[Published, ...]] = (
-        Published(
-            EVERY_TASK,
-            "CORL (corl-team/CORL at eeeeef2), configs/offline/cql; ours: the same for ant, which it lacks",
-            {
-                "hidden_layers": 3,
-                "hidden_width": 256,
-                "batch_size": 256,
-                "actor_lr": 3e-5,
-                "critic_lr": 3e-4,
-                "discount": 0.99,
-                "tau": 0.005,
-                "cql_weight": 10.0,
-                "cql_actions": 10,
-                "lse_group": 30,
-                "importance_sampling": True,
-                "lagrange": "none",
-                "max_q_backup": "none",
-                "entropy": "automatic",
-                "backup_entropy": False,
-                "cloning_updates": 0,
-                "policy_log_std": "scaled",
-                "critic_initialization": "orthogonal",
-            },
-            {"updates": 1_000_000, "normalize_observations": True},
-        ),
-        Published(("hopper-medium-v2", "hopper-medium"), "CORL, hopper-medium", {}, {"normalize_returns": True}),
-        Published(
-            ("antmaze-*",),
-            "CORL, antmaze; ours: three hidden layers in both critics, where CORL has five in one of them",
-            {
-                "actor_lr": 1e-4,
-                "cql_weight": 5.0,
-                "lagrange": "raw_gap",
-                "lagrange_threshold": 0.8,
-                "lagrange_initial_log": 1.0,
-                "max_q_backup": "max_min",
-                "gap_minimum": -200.0,
-            },
-            {
-                "normalize_observations": False,
-                "reward_scale": 10.0,
-                "reward_shift": -5.0,
-                "eval_episodes": 100,
-                "eval_every": 50_000,
-            },
-        ),
-        Published(
-            ("maze2d-*",),
-            "CORL, maze2d",
-            {"lagrange": "raw_gap", "lagrange_threshold": 5.0, "lagrange_initial_log": 1.0},
-            {"eval_episodes": 100},
-        ),
-        Published(("pen-*", "hammer-*", "door-*", "relocate-*"), "CORL, adroit", {"actor_lr": 1e-4, "cql_weight": 1.0}),
-        Published(
-            ("kitchen-*",),
-            "Cal-QL's release (nakamotoo/Cal-QL at c510025), run_kitchen.sh and its defaults, without its bound",
-            {
-                "hidden_width": 512,
-                "actor_lr": 1e-4,
-                "cql_weight": 5.0,
-                "importance_sampling": False,
-                "max_q_backup": "max_min",
-            },
-            {"updates": 500_000, "normalize_observations": False, "eval_episodes": 20},
-        ),
-    )
 
     def __init__(self, config: CQLConfig, stack: Stack, streams: Streams, plugins: Plugins) -> None:
         super().__init__(config, stack, streams, plugins)
-        self.config, self.discount = config, config.discount
-        self.actor = GaussianPolicy(stack, "actor", config.hidden, config.policy_log_std)
-        self.critic = Critic(
+        actor = GaussianPolicy(stack, "actor", config.hidden, config.policy_log_std)
+        critic = Critic(
             stack,
             "critic",
             config.hidden,
             layer_norm=plugins.critic_layer_norm,
             initialization=config.critic_initialization,
         )
-        self.target_critic = deepcopy(self.critic)
-        self.temperature = LogScalar(stack, math.log(config.entropy_weight))
-        self.multiplier = LogScalar(stack, config.lagrange_initial_log)
-        self.networks = {
-            "actor": self.actor,
-            "critic": self.critic,
-            "target_critic": self.target_critic,
-            "temperature": self.temperature,
-            "multiplier": self.multiplier,
-        }
-        self.optimizers = {
-            "actor": FlatAdam(self.actor, config.actor_lr),
-            "critic": FlatAdam(self.critic, config.critic_lr),
-            "temperature": FlatAdam(self.temperature, config.actor_lr),
-            "multiplier": FlatAdam(self.multiplier, config.critic_lr),
-        }
-        self.polyak = Polyak(self.optimizers["critic"], self.target_critic, config.tau)
+        temperature, multiplier = math.log(config.entropy_weight), config.lagrange_initial_log
+        self.actor = self.learner("actor", actor, config.actor_lr)
+        self.critic, self.target_critic = self.learner_with_target("critic", critic, config.critic_lr, config.tau)
+        self.temperature = self.learner("temperature", LogScalar(stack, temperature), config.actor_lr)
+        self.multiplier = self.learner("multiplier", LogScalar(stack, multiplier), config.critic_lr)
 
-    def phase(self, step: int) -> Hashable:
+    def clones(self, step: int) -> bool:
         return step <= self.config.cloning_updates
 
-    def update(self, batch: Batch, step: int) -> Metrics:
-        config = self.config
-        shape = batch.actions.shape[1:]
-        policy = self.actor(batch.observations)
-        with torch.no_grad():
-            next_policy: TanhGaussian = self.actor(batch.next_observations)
-        actions, log_prob = policy.sample(self.streams.normal("actor_action", *shape))
-        alpha = self.temperature.log.detach().exp()
+    def phase(self, step: int) -> Hashable:
+        return self.clones(step)
 
+    def update(self, batch: Batch, step: int, actor_batch: Batch) -> Metrics:
         # actor: α log π(ã|s) - min Q(s, ã), or cloning first
-        if self.phase(step):
-            value = policy.log_prob(batch.actions)
+        alpha = self.temperature.log.detach().exp()
+        policy = self.actor(actor_batch.observations)
+        actions, log_prob = policy.sample(self.streams.normal("actor_action", *actor_batch.actions.shape[1:]))
+        if self.clones(step):
+            value = policy.log_prob(actor_batch.actions)
         else:
-            value = self.critic(batch.observations, actions, frozen=True).q.amin(1)
+            value = self.critic(actor_batch.observations, actions, frozen=True).q.amin(1)
         actor_loss = (alpha.unsqueeze(1) * log_prob - value).mean(1)
-        term = self.plugins.actor_term(ActorStep(batch, self.critic, actions, log_prob, policy))
+        term = self.actor_term(actor_batch, actions, log_prob, policy)
 
         # critics: TD + conservative term, from the policy as it is before this update's actor step
-        next_actions, y = self._target(batch, next_policy, alpha)
-        drawn, log_density = self._drawn_actions(batch, policy.detach(), next_policy)
+        with torch.no_grad():
+            here = policy.detach() if actor_batch is batch else self.actor(batch.observations)
+            there: TanhGaussian = self.actor(batch.next_observations)
+        next_actions, y = self._target(batch, there, alpha)
+        drawn, log_density = self._drawn_actions(batch, here, there)
         output, q_drawn = self.critic.at_logged_and_more(batch.observations, batch.actions, drawn)
         td_loss = mean_squared_error(output.q, y.unsqueeze(1), keep=2)  # [R, M]
         gap = self._gap(q_drawn, log_density, output.q)
         conservative, dual_loss = self._conservative_losses(gap)
-        penalty = self.plugins.critic_penalty(
-            CriticStep(batch, self.critic, self.target_critic, output, next_actions, td_loss)
-        )
+        penalty = self.critic_penalty(batch, output, next_actions, td_loss)
 
         self.optimizers["actor"].step(actor_loss + term)
         self.optimizers["critic"].step(td_loss + conservative + penalty)
-        if config.entropy == "automatic":
-            shortfall = (log_prob.detach() - batch.actions.shape[-1]).mean(1)  # log π + H̄ with H̄ = -|A|
+        if self.config.entropy == "automatic":
+            shortfall = (log_prob.detach() - actions.shape[-1]).mean(1)  # log π + H̄ with H̄ = -|A|
             self.optimizers["temperature"].step(-self.temperature.log * shortfall)
-        if config.lagrange != "none":
+        if self.config.lagrange != "none":
             self.optimizers["multiplier"].step(dual_loss)
-        self.polyak.step()
+        self.move_targets()
 
-        return {
-            "critic_loss": td_loss.detach().sum(1),
-            "cql_gap": gap.detach().mean(1),
-            "actor_loss": actor_loss.detach(),
-            "q": output.q.detach().mean((1, 2)),
-            "entropy": -log_prob.detach().mean(1),
-            "entropy_weight": alpha,
-        }
+        metrics = {"critic_loss": td_loss.sum(1), "cql_gap": gap.mean(1), "q": output.q.mean((1, 2))}
+        return metrics | {"actor_loss": actor_loss, "entropy": -log_prob.mean(1), "entropy_weight": alpha}
 
     @torch.no_grad()
     def _target(self, batch: Batch, next_policy: TanhGaussian, alpha: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from c4rl.core.buffer import Batch, TransitionBuffer
 from c4rl.core.networks import Stack, StackedMLP, per_row
+from c4rl.core.ops.mlp import jacobian_vector_product
 
 CHUNK = {"cpu": 1024, "cuda": 4096}  # rows times runs per pass over the data
 
@@ -79,14 +80,14 @@ class TSymmetryDynamics(nn.Module):
         ends = torch.cat([batch.state_actions, torch.cat([batch.next_observations, batch.actions], dim=2)], dim=1)
         along = torch.cat([ds, -ds], dim=1)
         no_change = torch.zeros_like(batch.actions).repeat(1, 2, 1)
-        z, z_dot = jacobian_vector_product(self.encoder, ends, torch.cat([along, no_change], dim=2))
+        z, z_dot = jacobian_vector_product(ends, torch.cat([along, no_change], dim=2), self.encoder.layers())
         z_s, z_a = self.split(z)
         (here, there), action = z_s.split(rows, dim=1), z_a[:, :rows]
 
         f = self.forward_field(z[:, :rows])
         g = self.reverse_field(z[:, rows:])
         steps = torch.cat([f, g], dim=1)
-        decoded, s_dot = jacobian_vector_product(self.state_decoder, z_s, steps)
+        decoded, s_dot = jacobian_vector_product(z_s, steps, self.state_decoder.layers())
 
         def both(error: Tensor) -> Tensor:
             """[R, 2B, s] -> the sum of both directions' means, [R]."""
@@ -136,23 +137,6 @@ class TSymmetryDynamics(nn.Module):
             latent_std=variance.clamp_min(0).sqrt().to(residual.dtype),
             residuals=torch.stack([masked_quantile(residual, inside, quantile), least, largest], dim=1),
         )
-
-
-def jacobian_vector_product(mlp: StackedMLP, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """f(x) and J_f(x)·v of a ReLU MLP, [R, B, out] each: v goes through the layers beside x.
-
-    The ReLUs' slopes are piecewise constant, so that differentiating this product is differentiating the Jacobian.
-    """
-    if mlp.fuses(x):
-        from c4rl.core.triton.mlp import tangents  # needs Triton
-
-        output, hidden = mlp.evaluate(x)
-        return output.squeeze(1), tangents(v, list(mlp.weights), hidden).squeeze(1)
-    last = len(mlp.weights) - 1
-    for layer in range(last):
-        x = mlp.activate(layer, mlp.linear(layer, x))
-        v = torch.bmm(v, mlp.weights[layer][:, 0]) * (x.detach() > 0)
-    return mlp.linear(last, x), torch.bmm(v, mlp.weights[last][:, 0])
 
 
 def mean_over(values: Tensor, weights: Tensor) -> Tensor:

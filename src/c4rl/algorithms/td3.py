@@ -1,91 +1,76 @@
 """What TD3's offline descendants share (Fujimoto et al., 2018): smoothed targets, clipped double Q, a delayed actor."""
 
 from collections.abc import Hashable, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from c4rl.algorithms.algorithm import Algorithm, CriticConfig
+from c4rl.algorithms.algorithm import Algorithm, CriticConfig, Metrics
 from c4rl.algorithms.losses import clipped_target, mean_squared_error, relative_mean
 from c4rl.core.buffer import Batch
-from c4rl.core.networks import Critic, CriticOutput, Stack
-from c4rl.core.optimizers import FlatAdam, Polyak
+from c4rl.core.networks import Critic, Stack
+from c4rl.core.options import PerRun, option
 from c4rl.core.policies import DeterministicPolicy
 from c4rl.core.random import Streams
-from c4rl.plugins.seams import ActorStep, CriticStep, Plugins
+from c4rl.plugins.seams import Plugins
 
 
 @dataclass(frozen=True)
 class TD3Config(CriticConfig):
-    alpha: float = 2.5
+    alpha: PerRun = option(2.5, at_least=0, at_most=1e6)
     """α: weight of the actor's Q term (whose Q is divided by its mean size) against what holds it to the data."""
-    policy_noise: float = 0.2
+    policy_noise: float = option(0.2, at_least=0, at_most=100)
     """Standard deviation of the target action's noise."""
-    noise_clip: float = 0.5
+    noise_clip: float = option(0.5, at_least=0, at_most=100)
     """Bound of that noise."""
-    policy_delay: int = 2
+    policy_delay: int = option(2, at_least=1, at_most=1_000_000)
     """Critic updates per actor (and target) update."""
+
+    @property
+    def actor_hidden(self) -> tuple[int, ...]:
+        return self.hidden
 
 
 class TD3(Algorithm):
     """Its networks and steps. A descendant's `update` puts them in order and says what holds the actor to the data."""
 
     has_density = False
+    layer_norm: ClassVar[bool] = False  # of the critics, also without a plug-in
+    remembered: ClassVar[tuple[str, ...]] = ("actor_loss",)
     config: TD3Config
 
-    def __init__(
-        self,
-        config: TD3Config,
-        stack: Stack,
-        streams: Streams,
-        plugins: Plugins,
-        actor_hidden: Sequence[int] | None = None,
-    ) -> None:
+    def __init__(self, config: TD3Config, stack: Stack, streams: Streams, plugins: Plugins) -> None:
         super().__init__(config, stack, streams, plugins)
-        self.config, self.discount = config, config.discount
-        self.actor = DeterministicPolicy(stack, "actor", actor_hidden or config.hidden)
-        self.critic = Critic(stack, "critic", config.hidden, layer_norm=plugins.critic_layer_norm)
-        self.target_actor, self.target_critic = deepcopy(self.actor), deepcopy(self.critic)
-        self.networks = {
-            "actor": self.actor,
-            "critic": self.critic,
-            "target_actor": self.target_actor,
-            "target_critic": self.target_critic,
-        }
-        self.optimizers = {
-            "actor": FlatAdam(self.actor, config.actor_lr),
-            "critic": FlatAdam(self.critic, config.critic_lr),
-        }
-        self.polyak = [
-            Polyak(self.optimizers["actor"], self.target_actor, config.tau),
-            Polyak(self.optimizers["critic"], self.target_critic, config.tau),
-        ]
+        actor = DeterministicPolicy(stack, "actor", config.actor_hidden)
+        critic = Critic(stack, "critic", config.hidden, layer_norm=self.layer_norm or plugins.critic_layer_norm)
+        self.actor, self.target_actor = self.learner_with_target("actor", actor, config.actor_lr, config.tau)
+        self.critic, self.target_critic = self.learner_with_target("critic", critic, config.critic_lr, config.tau)
 
-    def phase(self, step: int) -> Hashable:
-        """Whether the actor is updated."""
+    def updates_actor(self, step: int) -> bool:
         return step % self.config.policy_delay == 0
 
+    def phase(self, step: int) -> Hashable:
+        return self.updates_actor(step)
+
     @torch.no_grad()
-    def smoothed_target(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """ã' = clip(π̄(s') + clipped noise) [R, B, a] and y = r + γ min Q̄(s', ã') [R, B]."""
+    def smoothed_actions(self, batch: Batch, masks: Sequence[Tensor] | None = None) -> Tensor:
+        """ã' = clip(π̄(s') + clipped noise) [R, B, a]. masks: of π̄'s hidden layers, for dropout."""
         config = self.config
         noise = self.streams.normal("target_noise", *batch.actions.shape[1:]) * config.policy_noise
         noise = noise.clamp(-config.noise_clip, config.noise_clip)
-        next_actions = (self.target_actor(batch.next_observations) + noise).clamp(-1, 1)
-        next_q = self.target_critic(batch.next_observations, next_actions).q
-        return next_actions, clipped_target(batch, config.discount, next_q)
+        return (self.target_actor(batch.next_observations, masks) + noise).clamp(-1, 1)
 
-    def critic_step(self, batch: Batch, next_actions: Tensor, y: Tensor) -> tuple[CriticOutput, Tensor]:
-        """One step on the TD loss and what plug-ins add; the critics as they were, and the TD loss [R, M]."""
+    @torch.no_grad()
+    def target(self, batch: Batch, next_actions: Tensor) -> Tensor:
+        """y = r + γ min Q̄(s', ã') [R, B]."""
+        return clipped_target(batch, self.config.discount, self.target_critic(batch.next_observations, next_actions).q)
+
+    def td_step(self, batch: Batch, next_actions: Tensor, y: Tensor) -> Metrics:
+        """One step of the critics towards y [R, B]."""
         output = self.critic.at(batch.state_actions)
-        td_loss = mean_squared_error(output.q, y.unsqueeze(1), keep=2)
-        penalty = self.plugins.critic_penalty(
-            CriticStep(batch, self.critic, self.target_critic, output, next_actions, td_loss)
-        )
-        self.optimizers["critic"].step(td_loss + penalty)
-        return output, td_loss.detach()
+        return self.critic_step(batch, output, next_actions, mean_squared_error(output.q, y.unsqueeze(1), keep=2))
 
     def scaled_q(self, batch: Batch, actions: Tensor) -> Tensor:
         """α E[Q1(s, π(s))] / E|Q1(s, π(s))|, the divisor without gradient, [R]."""
@@ -94,7 +79,6 @@ class TD3(Algorithm):
 
     def actor_step(self, batch: Batch, actions: Tensor, loss: Tensor) -> None:
         """One step on the actor's loss [R] and what plug-ins add; then both targets move."""
-        term = self.plugins.actor_term(ActorStep(batch, self.critic, actions, None, None))
-        self.optimizers["actor"].step(loss + term)
-        for polyak in self.polyak:
-            polyak.step()
+        self.optimizers["actor"].step(loss + self.actor_term(batch, actions))
+        self.move_targets()
+        self.remember(actor_loss=loss)

@@ -1,122 +1,38 @@
-"""The main job on an embedded default: record, train with and without C4, score, draw."""
+"""`c4rl demo`: the main job on an embedded default."""
 
-import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import torch
-from rich.console import Console
-from rich.table import Table
-
-from c4rl.algorithms.td3_bc import TD3BCConfig
-from c4rl.data.recording import record
-from c4rl.environments.evaluation import rollout
-from c4rl.environments.making import make_environment
-from c4rl.environments.tasks import Task, get_task
-from c4rl.jobs.config import empty_config
-from c4rl.plugins.c4.plugin import C4Config
-from c4rl.results.maze_figure import Panel, maze_figure, value_grid
-from c4rl.results.policies import load_policy
-from c4rl.training.loop import train
-from c4rl.training.restore import restore
-from c4rl.training.run_directory import check_new_output
-
-TRAJECTORIES = 12  # drawn per panel
-# Smaller networks and larger steps than the paper's, so that two minutes suffice to see something learned. Picked from
-# eight settings by TD3+BC's scores on this very maze and these seeds: a demonstration, not a comparison of methods.
-OPTIONS = TD3BCConfig(hidden_layers=2, hidden_width=128, actor_lr=1e-3, critic_lr=1e-3, tau=0.01, alpha=5.0)
-
-# Rewards of at most 1 make small TD losses: a weight in proportion to them; λ = 0.3, tried first, scored less.
-C4 = C4Config(lambda_="auto")
+from c4rl.cli.parsing import Arguments, parse_as
+from c4rl.core.declarations import Options, option
 
 
-def demo(
-    output: Path | None = None,
-    task: str = "maze2d-umaze-dense-v1",
-    size: int = 10_000,
-    updates: int = 10_000,
-    seeds: tuple[int, ...] = (0, 1),
-    episodes: int = 20,
-) -> int:
-    """Record a small Maze2D dataset, train TD3+BC on it with and without C4, score both, and draw what they learned.
+@dataclass(frozen=True)
+class Flags(Options):
+    output: Path | None = None
+    """New folder; default runs/demo, runs/demo-2, ..."""
+    task: str = "maze2d-umaze-dense-v1"
+    """A maze2d task of `c4rl tasks`."""
+    size: int = option(10_000, at_least=1, at_most=10**9)
+    """Transitions to record."""
+    updates: int = option(10_000, at_least=1, at_most=10**9)
+    """Gradient updates per run."""
+    seeds: tuple[int, ...] = option((0, 1), at_least=0, at_most=2**63 - 1)
+    """One run per seed and method."""
+    episodes: int = option(20, at_least=1, at_most=10**6)
+    """Evaluation episodes per run."""
 
-    Args:
-        output: new folder; default runs/demo, runs/demo-2, ...
-        task: a maze2d task of `c4rl tasks`.
-        size: transitions to record.
-        updates: gradient updates per run.
-        seeds: one run per seed and method.
-        episodes: evaluation episodes per run.
-    """
-    console, began = Console(), time.monotonic()
-    folder = output or _free_folder(Path("runs"))
-    check_new_output(folder)
-    chosen = get_task(task)
-    data = folder / "dataset.npz"
-    methods: dict[str, tuple[C4Config, ...]] = {"TD3+BC": (), "TD3+BC + C4": (C4,)}
-    jobs = {  # all that can be wrong with the flags is found here, before anything is written
-        title: empty_config(
-            "td3_bc",
-            ("c4",) if plugin_options else ("none",),
-            options=OPTIONS,
-            plugin_options=plugin_options,
-            dataset=data,
-            task=chosen.name,
-            output=folder / title.lower().replace("+", "_").replace(" ", "").replace("__", "_"),
-            seeds=seeds,
-            updates=updates,
-            eval_every=updates,
-            eval_episodes=episodes,
-            log_every=500,
-            monitor=True,
-        )
-        for title, plugin_options in methods.items()
-    }
-    record(task, size, 0, data)
-    console.print(f"recorded {size:,} transitions of {chosen.name}: {data}", highlight=False)
-    results = {title: train(config, console) for title, config in jobs.items()}
-    panels = [_panel(title, chosen, config.output) for title, config in jobs.items()]
 
-    picture = folder / "maze.png"
-    maze_figure(chosen, panels, picture, title=f"{chosen.name}: {size:,} logged transitions, {updates:,} updates")
-    _print(console, chosen, results, episodes)
-    console.print(f"picture: {picture}", highlight=False)
-    console.print(f"{time.monotonic() - began:.0f} s in all", highlight=False)
+def demo(arguments: Arguments) -> int:
+    """Record a small Maze2D dataset, train on it with and without C4, score both, and draw what they learned."""
+    flags = parse_as(Flags, "demo", arguments, demo.__doc__)
+
+    from c4rl.results.demonstration import demonstrate
+
+    folder = flags.output or next(path for i in range(1, 10_000) if not (path := _folder(i)).exists())
+    demonstrate(folder, flags.task, flags.size, flags.updates, flags.seeds, flags.episodes)
     return 0
 
 
-def _free_folder(parent: Path) -> Path:
-    names = (parent / ("demo" if i == 1 else f"demo-{i}") for i in range(1, 10_000))
-    return next(path for path in names if not path.exists())
-
-
-def _panel(title: str, task: Task, job: Path) -> Panel:
-    """Trajectories of the first seed's policy over its value function V(s) = min Q(s, π(s)) at rest."""
-    launch, preparation, config = restore(job)
-    policy = load_policy(job, seed=config.seeds[0])
-    environment = make_environment(task)
-    seeds = range(config.eval_seed, config.eval_seed + TRAJECTORIES)
-    trajectories = [rollout(environment, policy, seed)["observations"][:, :2] for seed in seeds]
-    environment.close()
-    positions = value_grid(task)  # [..., 2]
-    states = np.concatenate([positions, np.zeros_like(positions)], axis=-1).reshape(-1, 4)
-    scaling = preparation.scaling
-    normalised = torch.tensor((states - scaling.observation_mean) / scaling.observation_std, dtype=torch.float32)
-    observations = normalised.expand(len(config.seeds), -1, -1)
-    assert launch.algorithm.critics is not None
-    with torch.no_grad():
-        q = launch.algorithm.critics[0](observations, launch.algorithm.act(observations)).q[0].amin(0)
-    return Panel(title, trajectories, q.numpy().reshape(positions.shape[:-1]))
-
-
-def _print(console: Console, task: Task, results: dict[str, dict[str, Any]], episodes: int) -> None:
-    seeds = next(iter(results.values()))["seeds"]
-    table = Table(title=f"normalised score on {task.name}, last checkpoint, {episodes} episodes per seed")
-    for heading in ("method", "mean", "std over seeds", *(f"seed {seed}" for seed in seeds)):
-        table.add_column(heading, justify="left" if heading == "method" else "right")
-    for title, summary in results.items():
-        last = summary["last"]
-        cells = (f"{score:.1f}" for score in last["scores"])
-        table.add_row(title, f"{last['mean']:.1f}", f"{last['std']:.1f}", *cells)
-    console.print(table)
+def _folder(number: int) -> Path:
+    return Path("runs") / ("demo" if number == 1 else f"demo-{number}")

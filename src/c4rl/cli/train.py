@@ -2,100 +2,118 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import tyro
 from rich.console import Console
 from rich.table import Table
 
+from c4rl.cli.parsing import Arguments, flags_of, parse
 from c4rl.core.errors import InputError
-from c4rl.jobs import config as configs
-from c4rl.training import loop
 
-Arguments = list[str]
+if TYPE_CHECKING:
+    from c4rl.jobs.config import TrainConfig
+
+HELP = (
+    "Train runs of an algorithm on a dataset. --algorithm and --plugins decide which further flags there are: "
+    "`c4rl train --algorithm NAME --plugins NAME --help` shows them. --preset sets them as a publication does (flags "
+    "given with it win). --sweep and several datasets of one shape add runs to the job, which train together."
+)
 
 
 @dataclass(frozen=True)
-class _Choice:
+class _Sources:
+    config: Path | None = None
+    """Repeat the job of this config.json; flags given with it win."""
+    resume: Path | None = None
+    """Continue the interrupted job in this folder; takes no other flag."""
+
+
+@dataclass(frozen=True)
+class _Choice(_Sources):
     """The flags that decide which other flags there are, and their defaults."""
 
     algorithm: str = ""
     plugins: tuple[str, ...] | None = None
     preset: str = "none"
     task: tuple[str, ...] = ("none",)
-    config: Path | None = None
-    resume: Path | None = None
 
 
 def train(arguments: Arguments) -> int:
-    """Parse the flags, run or resume the job, print its result; the exit code."""
-    choice, _ = tyro.cli(_Choice, args=_without_help(arguments), return_unknown_args=True, prog="c4rl train")
-    folder = choice.resume
-    if folder is not None:
-        if _without(arguments, "--resume"):
-            raise InputError("--resume: found further flags, expected --resume DIR alone (the job's config is in DIR)")
-        return _run(lambda: loop.resume(folder))
-    base = configs.read_config(choice.config) if choice.config is not None else None
+    """Train runs of an algorithm, with or without plug-ins, on a dataset; or continue a job with --resume DIR."""
+    folder = _choice(arguments).resume
+    if folder is None:
+        config = config_of(arguments)
+        return _run(lambda loop: loop.train(config))
+    if len(arguments) > (1 if arguments[0].startswith("--resume=") else 2):
+        raise InputError("--resume: found further flags, expected --resume DIR alone (the job's config is in DIR)")
+    return _run(lambda loop: loop.resume(folder))
+
+
+def _choice(arguments: Arguments) -> _Choice:
+    without_help = [argument for argument in arguments if argument not in ("-h", "--help")]
+    return _Choice(**parse("train", without_help, flags_of(_Choice), others_follow=True))
+
+
+def config_of(arguments: Arguments) -> "TrainConfig":
+    """The job that these arguments of `c4rl train` describe."""
+    from c4rl.jobs.config import TrainConfig, read_config
+    from c4rl.jobs.registry import DEFAULT_ALGORITHM, PLUGINS, PRESET_ALGORITHM, algorithm_class, plugin_names
+
+    choice = _choice(arguments)
+    base = read_config(choice.config) if choice.config is not None else None
     preset = choice.preset != "none"
     if preset and base is not None:
-        raise InputError("--preset: found beside --config, expected one of them (a config holds all values)")
-    algorithm = choice.algorithm or (base.algorithm if base else "cql" if preset else "td3_bc")
-    given = _preset_fields(choice, algorithm) if preset else {}
-    if "by_dataset" in given:  # flags given beside a preset win
-        given["by_dataset"] = tuple(word for word in given["by_dataset"] if not _is_given(word, arguments))
-    stored = base.plugins if base else given.get("plugins", ("none",))
-    plugins = choice.plugins if choice.plugins is not None else stored
-    kind = configs.command_line_type(algorithm, plugins)
-    default = None
-    if base is not None:
-        default = _defaults(kind, base, algorithm, plugins)
-    elif preset:
-        default = kind(algorithm, dataset=tyro.MISSING, task=tyro.MISSING, output=tyro.MISSING, **given)
-    rest = _without(arguments, "--config")
-    if not choice.algorithm:
-        rest = ["--algorithm", algorithm, *rest]
-    settings: dict[str, Any] = {"config": (tyro.conf.OmitArgPrefixes,), "description": TRAIN_HELP}
-    parsed = tyro.cli(
-        kind, prog="c4rl train", args=rest, **(settings | ({"default": default} if default is not None else {}))
+        raise InputError("--preset: found with --config, expected one of them (a config holds all values)")
+    default = base.algorithm if base else PRESET_ALGORITHM if preset else DEFAULT_ALGORITHM
+    algorithm = choice.algorithm or default
+    given = (
+        _stored(base, algorithm, choice.plugins) if base else _preset(choice, algorithm, arguments) if preset else {}
     )
-    config = configs.TrainConfig(**{name: getattr(parsed, name) for name in configs.field_names()})
-    return _run(lambda: loop.train(config))
+    plugins = choice.plugins if choice.plugins is not None else given.get("plugins", ("none",))
+    options = given.pop("options", None) or algorithm_class(algorithm).config_type()
+    of_plugins = given.pop("plugin_options", None)
+    if of_plugins is None:
+        of_plugins = tuple(PLUGINS[name][0]() for name in plugin_names(plugins, algorithm))
+    defaults = given | {"algorithm": algorithm}
+    for owner in (options, *of_plugins):
+        defaults |= {field.name: getattr(owner, field.name) for field in fields(owner)}
+
+    kinds = (_Sources, TrainConfig, type(options), *map(type, of_plugins))
+    flags = [flag for kind in kinds for flag in flags_of(kind) if flag.field.name not in ("options", "plugin_options")]
+    values = parse("train", arguments, flags, defaults, HELP)
+    options, *of_plugins = (type(o)(**{f.name: values.pop(f.name) for f in fields(o)}) for o in (options, *of_plugins))
+    del values["config"], values["resume"]
+    return TrainConfig(**values, options=options, plugin_options=tuple(of_plugins))
 
 
-TRAIN_HELP = (
-    "Train runs of an algorithm on a dataset. --algorithm and --plugins decide which further flags there are: "
-    "`c4rl train --algorithm cql --plugins layer_norm --help` shows them. --preset paper, authors or authors-fixed "
-    "sets them as the C4 paper or its authors' code does, "
-    "--preset published as the algorithm's own publication does (flags given beside it win). --sweep and several "
-    "datasets of one shape add runs to the job, which train together. --config FILE repeats a "
-    "job with the config.json it stored (flags given beside it win); --resume DIR continues an interrupted one."
-)
-
-
-def _preset_fields(choice: _Choice, algorithm: str) -> dict[str, Any]:
+def _preset(choice: _Choice, algorithm: str, arguments: Arguments) -> dict[str, Any]:
     """Options may differ between tasks (--by-dataset); a preset that treats their data differently is refused."""
-    found = [configs.preset_fields(choice.preset, algorithm, choice.plugins, task) for task in choice.task or ("none",)]
-    fields = configs.fields_by_dataset(found)
-    if fields is None:
+    from c4rl.jobs.config import fields_by_dataset, preset_fields
+
+    found = [preset_fields(choice.preset, algorithm, choice.plugins, task) for task in choice.task or ("none",)]
+    given = fields_by_dataset(found)
+    if given is None:
         tasks = " and ".join(choice.task)
         raise InputError(
             f"--preset {choice.preset}: found {tasks}, whose data it treats differently, expected a job for each"
         )
-    return fields
+    words = given.get("by_dataset", ())
+    return given | {"by_dataset": tuple(word for word in words if not _is_given(word, arguments))}
 
 
-def _defaults(kind: Any, base: Any, algorithm: str, plugins: tuple[str, ...]) -> Any:
+def _stored(base: "TrainConfig", algorithm: str, plugins: tuple[str, ...] | None) -> dict[str, Any]:
     """The stored config as the starting point; options of another algorithm or other plug-ins do not carry over."""
-    values = {name: getattr(base, name) for name in configs.field_names()}
-    if algorithm != base.algorithm:
+    values = {field.name: getattr(base, field.name) for field in fields(base)}
+    other_algorithm, other_plugins = algorithm != base.algorithm, plugins not in (None, base.plugins)
+    if other_algorithm:
         del values["options"]
-    if tuple(plugins) != tuple(base.plugins):
+    if other_plugins:
         del values["plugin_options"]
-    if "options" not in values or "plugin_options" not in values:
+    if other_algorithm or other_plugins:
         del values["preset"], values["sweep"], values["by_dataset"]  # their values went with them
-    return kind(**values)
+    return values
 
 
 def _is_given(word: str, arguments: Arguments) -> bool:
@@ -104,21 +122,11 @@ def _is_given(word: str, arguments: Arguments) -> bool:
     return any(argument.replace("_", "-").partition("=")[0] == flag for argument in arguments)
 
 
-def _without_help(arguments: Arguments) -> Arguments:
-    return [argument for argument in arguments if argument not in ("-h", "--help")]
+def _run(job: Callable[[Any], dict[str, Any]]) -> int:
+    from c4rl.training import loop
 
-
-def _without(arguments: Arguments, flag: str) -> Arguments:
-    """The arguments less one flag and its value."""
-    if flag in arguments:
-        at = arguments.index(flag)
-        return arguments[:at] + arguments[at + 2 :]
-    return [argument for argument in arguments if not argument.startswith(f"{flag}=")]
-
-
-def _run(job: Callable[[], dict[str, Any]]) -> int:
     try:
-        summary = job()
+        summary = job(loop)
     except loop.Interrupted as stop:
         print(f"c4rl: {stop}", file=sys.stderr)
         return 130
@@ -135,6 +143,12 @@ def print_summary(summary: dict[str, Any], console: Console | None = None) -> No
             for name, values in group["last"].items():
                 shown = " ".join(f"{value:.4g}" for value in values)
                 console.print(f"{prefix}{name.replace('_', ' ')} per seed: {shown}", highlight=False, soft_wrap=True)
+        from c4rl.training.evaluation import explain_held_out
+
+        datasets = summary["dataset"] if isinstance(summary["dataset"], list) else [summary["dataset"]]
+        for name in groups[0]["last"]:
+            meaning = explain_held_out(name, datasets)
+            console.print(f"{name.replace('_', ' ')}: {meaning}", highlight=False, markup=False, soft_wrap=True)
         return
     tasks = summary["task"] if isinstance(summary["task"], str) else " and ".join(summary["task"])
     table = Table(title=f"{summary['algorithm']} on {tasks} ({summary['score']})", title_justify="left")

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from copy import copy
+from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from c4rl.core.ops.random import below, uniform_48
 from c4rl.core.random import Streams
 
 
@@ -24,6 +26,15 @@ class Batch(NamedTuple):
     next_valid: Tensor  # [R, B], 1 where the logged next action is valid
     rows: Tensor | None = None  # [R, B], where the rows lie in the buffer
 
+    @property
+    def next_actions(self) -> Tensor:
+        """The logged ones, [R, B, a]."""
+        return self.next_state_actions[..., self.observations.shape[-1] :]
+
+    def ended_where_cut(self) -> "Batch":
+        """Where a trajectory was cut off no next action was logged: to a backup by logged actions it ends there."""
+        return self._replace(continues=self.continues * self.next_valid)
+
 
 class TransitionBuffer:
     """Packed rows [N, s+a+s+a+3] of one or more datasets; run r reads `lengths[r]` rows from `offsets[r]` on."""
@@ -39,6 +50,8 @@ class TransitionBuffer:
         self.packed, self.widths = packed, widths
         self.trajectory_ids = trajectory_ids  # [N] int32, from 0 in each dataset
         self.dataset_lengths = list(dataset_lengths)
+        self.weights: tuple[Tensor, ...] = ()  # factors of `row_weights`, live
+        self._weighted: WeightedSampler | None = None
         self._assign(dataset_of_run)
 
     def _assign(self, dataset_of_run: Sequence[int]) -> None:
@@ -52,6 +65,23 @@ class TransitionBuffer:
         out = copy(self)
         out._assign(dataset_of_run)
         return out
+
+    @property
+    def row_weights(self) -> Tensor | None:
+        """How often each run's own rows are drawn, [R, n], up to a factor of each run; None: all alike."""
+        return reduce(torch.mul, self.weights) if self.weights else None
+
+    def sampler(self) -> "UniformSampler | WeightedSampler":
+        """Draws all rows of each run, by their weights."""
+        if not self.weights:
+            return UniformSampler(self)
+        self._weighted = self._weighted or WeightedSampler(self)
+        return self._weighted
+
+    def take_up_weights(self) -> None:
+        """To be called when the weights have changed."""
+        if self._weighted is not None:
+            self._weighted.take_up_weights()
 
     def gather(self, rows: Tensor) -> Batch:
         """rows [R, B]: indices into the packed rows (offsets included)."""
@@ -67,9 +97,33 @@ class TransitionBuffer:
 class UniformSampler:
     """Every row of a run's data equally likely, with replacement."""
 
-    def __init__(self, buffer: TransitionBuffer) -> None:
-        self.offsets, self.lengths = buffer.offsets, buffer.lengths
+    def __init__(self, buffer: TransitionBuffer, stream: str = "rows") -> None:
+        """stream: of random numbers; a second sampler needs another."""
+        self.offsets, self.lengths, self.stream = buffer.offsets, buffer.lengths, stream
 
     def rows(self, streams: Streams, batch_size: int) -> Tensor:
         """[R, B] indices into the buffer."""
-        return streams.integers("rows", self.lengths, batch_size) + self.offsets.unsqueeze(1)
+        return streams.integers(self.stream, self.lengths, batch_size) + self.offsets.unsqueeze(1)
+
+
+class WeightedSampler:
+    """Every row of a run's data in proportion to its weight, with replacement."""
+
+    def __init__(self, buffer: TransitionBuffer) -> None:
+        self.buffer = buffer
+        shape = len(buffer.lengths), int(buffer.lengths.max())
+        self._cumulative = torch.zeros(shape, dtype=torch.float64, device=buffer.packed.device)
+        self.take_up_weights()
+
+    def take_up_weights(self) -> None:
+        """Written in place, so that a captured CUDA graph draws by the new weights."""
+        weights = self.buffer.row_weights
+        assert weights is not None
+        own = torch.arange(weights.shape[1], device=weights.device) < self.buffer.lengths.unsqueeze(1)
+        torch.cumsum(torch.where(own, weights.double(), 0), 1, out=self._cumulative)
+
+    def rows(self, streams: Streams, batch_size: int) -> Tensor:
+        """[R, B] indices into the buffer."""
+        total = self._cumulative[:, -1:]
+        drawn = below(uniform_48(streams.keys("rows"), streams.step, batch_size) * total, total)
+        return torch.searchsorted(self._cumulative, drawn, right=True) + self.buffer.offsets.unsqueeze(1)

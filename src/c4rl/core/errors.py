@@ -1,8 +1,16 @@
 """The one exception that means: the user can fix this."""
 
 
+def printable(text: str) -> str:
+    """One line without control characters: names of files and arrays may hold anything."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 class InputError(Exception):
     """Bad input. The message is one sentence: the file, the field, what was found, what was expected.
 
     The command line prints it and exits with code 2; it is raised before any work starts.
     """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))

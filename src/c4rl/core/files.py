@@ -16,6 +16,8 @@ os.umask(_UMASK)
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on success it takes the place of `path` in one step, on error it goes."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    temporary.unlink(missing_ok=True)
+    temporary.touch(0o600, exist_ok=False)  # a new file, never one that a link of this name leads to
     try:
         yield temporary
         with open(temporary, "rb") as file:

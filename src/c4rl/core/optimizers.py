@@ -4,11 +4,8 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.optim.adam import adam
 
-from c4rl.core.ops import fused
-
-BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
+from c4rl.core.ops.adam import adam_step, joined
 
 
 def flatten_parameters(module: nn.Module) -> Tensor:
@@ -56,53 +53,18 @@ class FlatAdam:
     def step(self, losses: Tensor, factor: Tensor | float = 1.0) -> None:
         """factor: of the step size, for schedules; a scalar tensor (a captured graph would keep a number)."""
         gradients = torch.autograd.grad(losses, self.parameters, self._one.expand_as(losses))
-        torch._foreach_copy_(self._gradient_views, gradients)
+        gradient = joined(gradients, self.gradient, self._gradient_views)
         if self.clip_norm is not None:
-            self._clip(self.clip_norm)
+            self._clip(gradient, self.clip_norm)
         lr = self._flat_lr if isinstance(self.lr, Tensor) else self.lr
-        if fused(self.flat):
-            from c4rl.core.triton.adam import adam_step  # needs Triton
+        adam_step(self.flat, gradient, self.first, self.second, self.count, lr, factor)
 
-            adam_step(self.flat, self.gradient, self.first, self.second, self.count, lr, factor)
-        elif isinstance(lr, Tensor):
-            # scheduled step sizes are float32, as PyTorch's Adam wants them
-            self._step_per_run((lr.float() * factor).to(lr.dtype) if isinstance(factor, Tensor) else lr * factor)
-        else:
-            self._step_alike(lr * factor)
-
-    def _step_alike(self, lr: float | Tensor) -> None:
-        adam(
-            [self.flat],
-            [self.gradient],
-            [self.first],
-            [self.second],
-            [],
-            [self.count],
-            fused=True,
-            amsgrad=False,
-            beta1=BETA_1,
-            beta2=BETA_2,
-            lr=lr,
-            weight_decay=0.0,
-            eps=EPSILON,
-            maximize=False,
-        )
-
-    def _step_per_run(self, lr: Tensor) -> None:
-        """The same written out: PyTorch's takes one step size for all."""
-        self.count += 1
-        self.first.lerp_(self.gradient, 1 - BETA_1)
-        self.second.mul_(BETA_2).addcmul_(self.gradient, self.gradient, value=1 - BETA_2)
-        count = self.count.double()
-        first = self.first / (1 - BETA_1**count).to(self.flat.dtype)
-        scale = (self.second / (1 - BETA_2**count).to(self.flat.dtype)).sqrt_().add_(EPSILON)
-        self.flat.addcmul_(lr, first.div_(scale), value=-1)
-
-    def _clip(self, most: float) -> None:
-        squares = [g.flatten(1).square().sum(1) for g in self._gradient_views]
+    def _clip(self, flat: Tensor, most: float) -> None:
+        views = views_like(flat, self.parameters)
+        squares = [g.flatten(1).square().sum(1) for g in views]
         norm = torch.stack(squares).sum(0).sqrt()  # [R]
         shrink = (most / (norm + 1e-6)).clamp(max=1.0)
-        for gradient in self._gradient_views:
+        for gradient in views:
             gradient.mul_(_per_run(shrink, gradient))
 
     def state(self) -> dict[str, Tensor]:
@@ -126,7 +88,8 @@ class CosineSchedule:
 
     def at(self, step: Tensor, before: int = 0) -> Tensor:
         """step: int64 scalar, of the update at hand; `before`: updates of earlier stages."""
-        return self.factors.take((step - (1 + before)).clamp(0, len(self.factors) - 1))
+        place = (step - (1 + before)).clamp(0, len(self.factors) - 1)
+        return self.factors.index_select(0, place.view(1)).squeeze(0)
 
 
 class Polyak:

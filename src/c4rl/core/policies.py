@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from c4rl.core.networks import Stack, StackedMLP
-from c4rl.core.ops import fused
+from c4rl.core.ops.tanh_gaussian import log_tanh_slope, sample_tanh_gaussian
 from c4rl.core.random import Streams
 
 ATANH_MARGIN = 1e-6  # logged actions at ±1 would have infinite pre-images
@@ -26,31 +25,17 @@ class TanhGaussian(NamedTuple):
 
     def sample(self, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Reparametrised actions and log-probabilities from standard normal noise [R, B, (N,) a]."""
-        mean, log_std = self.mean, self.log_std
-        if fused(noise) and (noise.dim() == 3 or not (mean.requires_grad and torch.is_grad_enabled())):
-            from c4rl.core.triton.tanh_gaussian import sample  # needs Triton
-
-            return sample(mean, log_std, noise)
-        if noise.dim() == 4:
-            mean, log_std = mean.unsqueeze(2), log_std.unsqueeze(2)
-        u = mean + log_std.exp() * noise
-        log_normal = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
-        return torch.tanh(u), (log_normal - _log_tanh_slope(u)).sum(-1)
+        return sample_tanh_gaussian(self.mean, self.log_std, noise)
 
     def log_prob(self, actions: Tensor) -> Tensor:
         """Of given actions [R, B, a] in [-1, 1] -> [R, B]."""
         u = torch.atanh(actions.clamp(-1 + ATANH_MARGIN, 1 - ATANH_MARGIN))
         normalised = (u - self.mean) * (-self.log_std).exp()
         log_normal = -0.5 * normalised.square() - self.log_std - 0.5 * math.log(2 * math.pi)
-        return (log_normal - _log_tanh_slope(u)).sum(-1)
+        return (log_normal - log_tanh_slope(u)).sum(-1)
 
     def detach(self) -> "TanhGaussian":
         return TanhGaussian(self.mean.detach(), self.log_std.detach())
-
-
-def _log_tanh_slope(u: Tensor) -> Tensor:
-    """log(1 - tanh²u), stable for large |u|."""
-    return 2 * (math.log(2) - u - F.softplus(-2 * u))
 
 
 def dropout_masks(streams: Streams, stream: str, share: float, hidden: Sequence[int], rows: int) -> list[Tensor] | None:
@@ -145,6 +130,26 @@ class TanhHeadGaussianPolicy(nn.Module):
         """[R, B, s] -> distribution over [R, B, a]."""
         mean, x = torch.tanh(self.mlp(observations)).split(self.action_dim, dim=-1)
         return Gaussian(mean, -5 + 2.5 * (x + 1))
+
+
+class EvaluatedPolicy(NamedTuple):
+    """tanh(f(s)) of an MLP f per run, without noise or dropout: what is scored and exported."""
+
+    weights: list[Tensor]  # [R, in, out] each
+    biases: list[Tensor]  # [R, out] each
+
+    @classmethod
+    def of(cls, mlp: StackedMLP, action_dim: int) -> "EvaluatedPolicy":
+        """The first `action_dim` outputs: of a Gaussian, the mean alone."""
+        weights, biases = [w[:, 0] for w in mlp.weights], [b[:, 0] for b in mlp.biases]
+        return cls([*weights[:-1], weights[-1][..., :action_dim]], [*biases[:-1], biases[-1][..., :action_dim]])
+
+    def act(self, observations: Tensor) -> Tensor:
+        """[R, B, s] -> [R, B, a]."""
+        x = observations
+        for w, b in zip(self.weights[:-1], self.biases[:-1], strict=True):
+            x = torch.baddbmm(b.unsqueeze(1), x, w).relu()
+        return torch.tanh(torch.baddbmm(self.biases[-1].unsqueeze(1), x, self.weights[-1]))
 
 
 Policy = DeterministicPolicy | GaussianPolicy | TanhMeanGaussianPolicy | TanhHeadGaussianPolicy

@@ -1,19 +1,26 @@
 """Plain npz files: one array per field, nothing pickled."""
 
+import math
+import zipfile
 from pathlib import Path
 
 import numpy as np
+from numpy.lib import format
 
+from c4rl.core.errors import InputError
 from c4rl.data.assembly import Log, breaks, ends_of
 from c4rl.data.checks import (
+    Allowance,
     TaskLike,
     as_column,
     as_flags,
     as_float32,
+    as_ids,
     check_same_length,
     check_shapes,
     check_width,
     problem,
+    reason,
 )
 from c4rl.data.dataset import Array
 
@@ -25,25 +32,46 @@ BOUNDS = ("action_low", "action_high")
 
 def _read(path: Path) -> dict[str, Array]:
     """The known arrays of the file; others are not even decompressed."""
-    fields = {}
-    with np.load(path, allow_pickle=False) as archive:
-        for name in REQUIRED:
-            if name not in archive.files:
-                found = f"is missing among {sorted(archive.files)}"
-                raise problem(path, name, found, f"the arrays {', '.join(REQUIRED)}")
+    fields, allowance = {}, Allowance(path)
+    with zipfile.ZipFile(path) as archive:
+        stored: dict[str, list[zipfile.ZipInfo]] = {}
+        for member in archive.infolist():
+            stored.setdefault(member.filename.removesuffix(".npy"), []).append(member)
         for name in (*REQUIRED, *OPTIONAL, *TRAJECTORY_IDS, *BOUNDS):
-            if name not in archive.files:
-                continue
-            try:
-                fields[name] = archive[name]
-            except ValueError as error:
-                if "allow_pickle" not in str(error):
-                    raise
-                found = "holds Python objects and would have to be unpickled, which is refused"
-                raise problem(path, name, found, "an array of plain numbers") from error
-            if not isinstance(fields[name], np.ndarray):
-                raise problem(path, name, "is a file of another kind in the archive", "an array of plain numbers")
+            members = stored.get(name, [])
+            if len(members) == 1:
+                fields[name] = _read_member(path, name, archive, members[0], allowance)
+            elif members:
+                raise problem(path, name, f"is in the archive {len(members)} times", "each array once")
+            elif name in REQUIRED:
+                raise problem(path, name, f"is missing among {sorted(stored)}", f"the arrays {', '.join(REQUIRED)}")
     return fields
+
+
+def _read_member(
+    path: Path, name: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo, allowance: Allowance
+) -> Array:
+    """An array, once its header agrees with what the archive says of its size; nothing is unpickled."""
+    try:
+        with archive.open(member) as file:
+            version = format.read_magic(file)
+            read_header = format.read_array_header_1_0 if version == (1, 0) else format.read_array_header_2_0
+            shape, _, dtype = read_header(file)
+            header = file.tell()
+        if dtype.hasobject:
+            found = "holds Python objects and would have to be unpickled, which is refused"
+            raise problem(path, name, found, "an array of plain numbers")
+        allowance.take(name, dtype, shape)
+        if member.file_size != header + math.prod(shape) * dtype.itemsize:
+            found = f"has shape {shape} and dtype {dtype}, but {member.file_size - header} bytes"
+            raise problem(path, name, found, "as many bytes as its numbers take")
+        with archive.open(member) as file:
+            return format.read_array(file, allow_pickle=False)
+    except InputError:
+        raise
+    except Exception as error:  # zipfile and NumPy raise some twenty kinds for damaged bytes
+        found = f"is not readable as an npz file's array ({reason(error)})"
+        raise problem(path, name, found, "a complete, undamaged array of plain numbers") from error
 
 
 def _ends_by_id(path: Path, name: str, ids: Array) -> Array:
@@ -75,8 +103,8 @@ def read_arrays(path: Path, task: TaskLike | None = None) -> Log:
     for name, like in (("next_observations", observations), ("next_actions", actions)):
         if name in fields:
             values = fields.pop(name)
-            if values.dtype.kind not in "fiub" or values.shape != like.shape:
-                raise problem(path, name, f"has shape {values.shape} and dtype {values.dtype}", f"numbers {like.shape}")
+            if values.shape != like.shape:
+                raise problem(path, name, f"has shape {values.shape}", f"{like.shape}")
             successors[name] = as_float32(values)
     flags = {
         name: as_flags(path, name, fields[name])
@@ -89,7 +117,7 @@ def read_arrays(path: Path, task: TaskLike | None = None) -> Log:
     cuts = flags.get("timeouts", np.zeros(count, dtype=bool))
     id_name = next((name for name in TRAJECTORY_IDS if name in fields), None)
     if id_name is not None:
-        ids = as_column(path, id_name, fields[id_name])
+        ids = as_ids(path, id_name, fields[id_name])
         check_same_length(path, observations, **{id_name: ids})
         cuts = cuts | _ends_by_id(path, id_name, ids)
     elif "timeouts" not in flags and "next_observations" in successors:

@@ -1,6 +1,10 @@
 """What may be wrong with logged data, found before any training; every finding is one sentence (InputError)."""
 
+import math
+import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,6 +15,10 @@ from c4rl.data.dataset import Array
 
 # Rounding to float32 may push an action at its bound this far outside, relative to the range: moved back silently.
 ROUNDING = 1e-6
+# Larger numbers leave float32 once a loss squares them and sums over a batch.
+LARGEST = 1e15
+# No array unpacks to more than this many times its file: deflate reaches 1,032.
+EXPANSION = 1100
 
 
 class TaskLike(Protocol):
@@ -31,7 +39,41 @@ class TaskLike(Protocol):
 
 def problem(source: object, field: str, found: str, expected: str) -> InputError:
     """The one sentence every finding is told in."""
-    return InputError(f"{source}: '{field}' {found}; expected {expected}.")
+    found = found if len(found) <= 300 else f"{found[:300]}..."
+    return InputError(f"{source}: '{field[:100]}' {found}; expected {expected}.")
+
+
+def reason(error: BaseException) -> str:
+    """What another library says of a file, in few words."""
+    return (str(error) or type(error).__name__).splitlines()[0][:200]
+
+
+class Allowance:
+    """What the arrays of one file may unpack to. Each array of each format passes `take` before it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.stored = path, path.stat().st_size
+        self.left = min(EXPANSION * self.stored, _memory())
+
+    def take(self, field: str, dtype: np.dtype, shape: tuple[int, ...] | None) -> None:
+        """Refuse what is no array of real numbers, and more of them than the file can hold (None: no shape)."""
+        if dtype.kind not in "fiub":
+            raise problem(self.path, field, f"has dtype {dtype}", "real numbers")
+        if shape is None or min(shape, default=0) < 0:
+            raise problem(self.path, field, "is no array" if shape is None else f"has shape {shape}", "an array")
+        needed = math.prod(shape) * dtype.itemsize
+        if needed > self.left:
+            found = f"has shape {shape}, {needed:,} bytes, in a file of {self.stored:,}"
+            raise problem(self.path, field, found, "an array that its file can hold and this machine's memory too")
+        self.left -= needed
+
+
+def _memory() -> int:
+    """Bytes of this machine's memory; a system that does not tell sets no limit."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return sys.maxsize
 
 
 def row_blocks(count: int, size: int = 1 << 16) -> Iterator[slice]:
@@ -41,16 +83,13 @@ def row_blocks(count: int, size: int = 1 << 16) -> Iterator[slice]:
 
 def check_shapes(source: object, observations: Any, actions: Any, task: TaskLike | None = None) -> None:
     """Refuse images, discrete actions, and what is not [N, s] and [N, a]. Takes arrays or HDF5 datasets, unread."""
-    for field, values in (("observations", observations), ("actions", actions)):
-        if values.dtype.kind not in "fiub":
-            raise problem(source, field, f"has dtype {values.dtype}", "real numbers")
-    if observations.ndim > 2 or (observations.ndim == 2 and observations.dtype == np.uint8):
+    if observations.ndim > 2:
         found = f"has shape {observations.shape} and dtype {observations.dtype}"
         raise problem(source, "observations", f"{found}: image observations are not supported", "vectors [N, s]")
     if actions.dtype.kind in "iub":
         found = f"has dtype {actions.dtype}: discrete actions are not supported"
         raise problem(source, "actions", found, "continuous actions, floats of shape [N, a]")
-    if actions.ndim == 1 and len(actions) and np.all(np.mod(actions[()], 1) == 0):
+    if actions.ndim == 1 and len(actions) and np.array_equal(actions[()], np.round(actions[()])):
         found = "is one whole number per row: discrete actions are not supported"
         raise problem(source, "actions", found, "continuous actions, floats of shape [N, a]")
     for field, values, letter in (("observations", observations, "s"), ("actions", actions, "a")):
@@ -76,21 +115,20 @@ def check_same_length(source: object, reference: Array, **fields: Array | None) 
 
 
 def check_finite(source: object, **fields: Array | None) -> None:
-    """No NaN and no infinity; min and max see both without a temporary."""
+    """No NaN, no infinity and nothing near it; min and max see all of them without a temporary."""
     for field, values in fields.items():
-        if values is None or (np.isfinite(values.min()) and np.isfinite(values.max())):
+        if values is None or (values.min() >= -LARGEST and values.max() <= LARGEST):
             continue
-        bad = ~np.isfinite(values.reshape(len(values), -1)).all(axis=1)
-        row = int(np.argmax(bad))
-        worst = values[row].flat[int(np.argmin(np.isfinite(values[row])))]
-        found = f"holds {worst} first in row {row}, in {int(bad.sum())} of {len(bad)} rows"
-        raise problem(source, field, found, "finite numbers in the range of float32")
+        good = (np.abs(values) <= LARGEST).reshape(len(values), -1)
+        row = int(np.argmin(good.all(axis=1)))
+        worst = values[row].flat[int(np.argmin(good[row]))]
+        found = f"holds {worst:g} first in row {row}, in {int((~good.all(axis=1)).sum())} of {len(good)} rows"
+        expected = f"finite numbers, at most {LARGEST:g} in size to stay in the range of float32"
+        raise problem(source, field, found, expected)
 
 
 def as_column(source: object, field: str, values: Any) -> Any:
     """[N] from [N] or [N, 1] (an [N, 1] column broadcasts against [N] to [N, N])."""
-    if values.dtype.kind not in "fiub":
-        raise problem(source, field, f"has dtype {values.dtype}", "real numbers")
     if values.ndim == 2 and values.shape[1] == 1:
         values = values.reshape(-1)
     if values.ndim != 1:
@@ -108,24 +146,41 @@ def as_flags(source: object, field: str, values: Any) -> Array:
     return flags
 
 
+def as_ids(source: object, field: str, values: Any) -> Array:
+    """[N] whole numbers, of any number type."""
+    values = as_column(source, field, values)
+    if values.dtype.kind == "f" and len(values):
+        check_finite(source, **{field: values})
+        if (fractions := values != np.round(values)).any():
+            row = int(np.argmax(fractions))
+            raise problem(source, field, f"holds {values[row]} in row {row}", "whole numbers")
+    return values
+
+
 def as_float32(values: Array) -> Array:
     """float32, without a copy where it is that already; an overflow becomes inf, which `check_finite` names."""
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(values, dtype=np.float32)
 
 
+def as_bound(source: object, field: str, value: ArrayLike) -> Array:
+    """A bound from a file, a flag or JSON, which may hold anything."""
+    try:
+        with np.errstate(over="ignore"):
+            return np.asarray(value, dtype=np.float64).astype(np.float32)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise problem(source, field, f"is no number ({error})", "one number or one per action component") from None
+
+
 def action_bounds(source: object, width: int, low: ArrayLike | None, high: ArrayLike | None) -> tuple[Array, Array]:
     """The bounds of each action component, [a] each; a number holds for all of them, and [-1, 1] is the default."""
     bounds = []
     for field, value, default in (("action_low", low, -1.0), ("action_high", high, 1.0)):
-        try:
-            bound = np.asarray(default if value is None else value, dtype=np.float32)
-        except (ValueError, TypeError) as error:
-            raise problem(source, field, f"is no number ({error})", "one number or one per action component") from error
+        bound = as_bound(source, field, default if value is None else value)
         if bound.shape not in ((), (1,), (width,)):
             raise problem(source, field, f"has shape {bound.shape}", f"one number or {width}, one per action component")
-        if not np.isfinite(bound).all():
-            raise problem(source, field, "is not finite", "finite bounds")
+        if not (np.abs(bound) <= LARGEST).all():
+            raise problem(source, field, f"is {bound.tolist()}", f"finite bounds, at most {LARGEST:g} in size")
         bounds.append(np.broadcast_to(bound, (width,)).copy())
     lower, upper = bounds
     if (lower >= upper).any():

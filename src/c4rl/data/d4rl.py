@@ -14,10 +14,10 @@ What differs between the versions of these files, and what is done about it:
 """
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 
 from c4rl.data.assembly import Log, breaks
@@ -33,17 +33,9 @@ from c4rl.data.checks import (
     row_blocks,
 )
 from c4rl.data.dataset import Array
+from c4rl.data.hdf5 import Hdf5, open_hdf5
 
 ANT_WITH_CONTACT_FORCES, ANT, ANT_ACTIONS = 111, 27, 8
-
-
-def _field(file: h5py.File, path: Path, name: str) -> Any:
-    """An array of the file, unread."""
-    values = file.get(name)
-    if not isinstance(values, h5py.Dataset):
-        found = f"is missing among {sorted(file)}" if values is None else "is a group"
-        raise problem(path, name, found, "D4RL's arrays observations, actions, rewards and terminals")
-    return values
 
 
 def _chunk_blocks(values: Any, size: int) -> Iterator[slice]:
@@ -77,11 +69,11 @@ def _observation_width(path: Path, arrays: list[Any], action_width: int, task: T
     return width
 
 
-def _unflagged_resets(file: h5py.File, flagged: Array) -> Array:
+def _unflagged_resets(file: Hdf5, flagged: Array) -> Array:
     """[N] bool: the goal changes after this row, so the episode ended here, but no flag says so."""
-    goals = file.get("infos/goal")
     resets = np.zeros(len(flagged), dtype=bool)
-    if isinstance(goals, h5py.Dataset) and len(goals) == len(flagged):
+    goals = file.array("infos/goal", "one goal per row") if "infos/goal" in file else None
+    if goals is not None and len(goals) == len(flagged):
         goals = goals[()].reshape(len(flagged), -1)
         resets[:-1] = (goals[1:] != goals[:-1]).any(axis=1)
     return resets & ~flagged
@@ -90,10 +82,11 @@ def _unflagged_resets(file: h5py.File, flagged: Array) -> Array:
 def read_d4rl(path: Path, task: TaskLike | None = None) -> Log:
     """Read a D4RL file; see the module for what is done about its variants."""
     notes: list[str] = []
-    with h5py.File(path, "r", rdcc_nbytes=0) as file:  # blocks of whole chunks need no chunk cache
-        stored_observations, stored_actions = _field(file, path, "observations"), _field(file, path, "actions")
+    with open_hdf5(path) as file:
+        field = partial(file.array, expected="D4RL's arrays observations, actions, rewards and terminals")
+        stored_observations, stored_actions = field("observations"), field("actions")
         check_shapes(path, stored_observations, stored_actions, task)
-        stored_next = _field(file, path, "next_observations") if "next_observations" in file else None
+        stored_next = field("next_observations") if "next_observations" in file else None
         if stored_next is not None and stored_next.shape != stored_observations.shape:
             raise problem(path, "next_observations", f"has shape {stored_next.shape}", f"{stored_observations.shape}")
         arrays = [stored_observations] + ([] if stored_next is None else [stored_next])
@@ -106,11 +99,11 @@ def read_d4rl(path: Path, task: TaskLike | None = None) -> Log:
         observations = _read_float32(stored_observations, width)
         next_observations = None if stored_next is None else _read_float32(stored_next, width)
         actions = _read_float32(stored_actions)
-        rewards = as_float32(as_column(path, "rewards", _field(file, path, "rewards")[()]))
-        terminals = as_flags(path, "terminals", _field(file, path, "terminals")[()])
+        rewards = as_float32(as_column(path, "rewards", field("rewards")[()]))
+        terminals = as_flags(path, "terminals", field("terminals")[()])
         check_same_length(path, observations, terminals=terminals)
         if "timeouts" in file:
-            cuts = as_flags(path, "timeouts", _field(file, path, "timeouts")[()])
+            cuts = as_flags(path, "timeouts", field("timeouts")[()])
             check_same_length(path, observations, timeouts=cuts)
         elif next_observations is not None:
             cuts = breaks(observations, next_observations)

@@ -8,6 +8,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from c4rl.core.errors import printable
 from c4rl.data.checks import TaskLike, row_blocks
 from c4rl.data.dataset import Array, Dataset
 from c4rl.data.subsets import trajectory_returns, trajectory_slices
@@ -46,7 +47,8 @@ def _duplicates(dataset: Dataset) -> int:
         bits = joined.view(np.uint32).astype(np.uint64)
         bits ^= bits << np.uint64(29)  # spread the low bits, which a product alone leaves where they are
         hashes[rows] += (bits * multipliers[:-1]).sum(axis=1, dtype=np.uint64)
-    return len(dataset) - len(np.unique(hashes))
+    hashes.sort()
+    return int((hashes[1:] == hashes[:-1]).sum())
 
 
 def _disagreements(dataset: Dataset) -> int:
@@ -190,7 +192,7 @@ def render(description: dict[str, Any]) -> RenderableType:
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="bold")
     facts.add_column()
-    facts.add_row("file", Text(description["source"], overflow="fold"))
+    facts.add_row("file", Text(printable(description["source"]), overflow="fold"))
     if description["sha256"]:
         facts.add_row("sha256", Text(description["sha256"][:16] + "…", style="dim"))
     if description["task"]:

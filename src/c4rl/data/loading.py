@@ -1,27 +1,27 @@
 """One way in: any supported file becomes a Dataset, or one sentence says why not."""
 
 import hashlib
-import zipfile
-import zlib
+import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import h5py
+import numpy as np
 from numpy.typing import ArrayLike
 
 from c4rl.core.errors import InputError
 from c4rl.data.arrays import read_arrays
 from c4rl.data.assembly import Log, assemble
-from c4rl.data.checks import TaskLike, action_bounds
+from c4rl.data.checks import TaskLike, action_bounds, reason
 from c4rl.data.d4rl import read_d4rl
 from c4rl.data.dataset import Dataset
 from c4rl.data.minari import PREFIX, locate, main_file, read_minari
+from c4rl.environments.tasks import Task
 
 Reader = Callable[[Path, TaskLike | None], Log]
 
 EXPECTED = "expected an npz file, a D4RL HDF5 file, or the folder of a local Minari dataset"
-# What damaged files raise in zipfile, numpy and HDF5.
-DAMAGE = (OSError, EOFError, ValueError, KeyError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
 KNOWN_FOREIGN = {
     b"\x93NUMPY": "a single numpy array (.npy)",
     b"PAR1": "a Parquet file",
@@ -33,11 +33,13 @@ KNOWN_FOREIGN = {
 
 def _recognise(path: Path) -> tuple[str, Reader]:
     """What the file is, by its first bytes, and who reads it."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise InputError(f"{path}: not a regular file; {EXPECTED}.")
     with path.open("rb") as file:
         head = file.read(8)
     if not head:
         raise InputError(f"{path}: the file is empty; {EXPECTED}.")
-    if head.startswith(b"PK\x03\x04"):
+    if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         return "an npz file", read_arrays
     if head == b"\x89HDF\r\n\x1a\n" or h5py.is_hdf5(path):
         with h5py.File(path, "r") as content:
@@ -61,21 +63,25 @@ def load_dataset(
     else they are [-1, 1]; actions outside them are refused, or clipped with `clip_actions`. With a `task`, its
     dimensions must agree. Bad input raises InputError.
     """
-    name = str(path)
-    file = locate(name.removeprefix(PREFIX)) if name.startswith(PREFIX) else Path(path)
-    if file.is_dir():
-        file = main_file(file)
-    if not file.is_file():
-        raise InputError(f"{file}: there is no such file; {EXPECTED}.")
-    kind = "HDF5 or npz"
+    file, kind = Path(path), "HDF5 or npz"
     try:
+        if str(path).startswith(PREFIX):
+            file = locate(str(path).removeprefix(PREFIX))
+        if file.is_dir():
+            file = main_file(file)
         kind, read = _recognise(file)
         log = read(file, task)
         with file.open("rb") as content:
             sha256 = hashlib.file_digest(content, "sha256").hexdigest()
-    except DAMAGE as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise InputError(f"{file}: not readable as {kind} ({reason}); expected a complete, undamaged file.") from error
+    except InputError:
+        raise
+    except FileNotFoundError as error:
+        raise InputError(f"{file}: there is no such file; {EXPECTED}.") from error
+    except Exception as error:  # the system's refusals, and what zipfile, NumPy and HDF5 raise for damaged bytes
+        if isinstance(error, OSError) and error.filename is not None:
+            raise InputError(f"{error.filename}: cannot be read ({error.strerror}); {EXPECTED}.") from error
+        found = f"not readable as {kind} ({reason(error)})"
+        raise InputError(f"{file}: {found}; expected a complete, undamaged file.") from error
     low, high = action_bounds(
         file,
         log.actions.shape[1],
@@ -83,3 +89,28 @@ def load_dataset(
         log.action_high if action_high is None else action_high,
     )
     return assemble(log, low, high, clip_actions, sha256)
+
+
+def load_for_task(
+    path: str | Path,
+    task: Task,
+    action_low: tuple[float, ...] | None = None,
+    action_high: tuple[float, ...] | None = None,
+    clip_actions: bool = False,
+) -> Dataset:
+    """`load_dataset` for every command: where no bounds are given, those of a task's Gymnasium environment hold."""
+    for flag, bound in (("--action-low", action_low), ("--action-high", action_high)):
+        if bound is not None and not np.isfinite(bound).all():
+            raise InputError(f"{flag}: found {list(bound)}, expected finite numbers")
+    low, high = _environment_bounds(task) if task.domain == "gym" else (None, None)
+    low, high = low if action_low is None else action_low, high if action_high is None else action_high
+    return load_dataset(path, task=task, action_low=low, action_high=high, clip_actions=clip_actions)
+
+
+def _environment_bounds(task: Task) -> list[ArrayLike | None]:
+    from c4rl.environments.making import make_environment  # reading data needs no simulator
+
+    environment = make_environment(task)
+    space: Any = environment.action_space  # a Box, or `get_task` would have refused it
+    environment.close()
+    return [bound if np.isfinite(bound).all() else None for bound in (space.low, space.high)]

@@ -16,6 +16,7 @@ The desired goal is never part of the vector; where it differs between episodes 
 import json
 import os
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,30 @@ import numpy as np
 
 from c4rl.core.errors import InputError
 from c4rl.data.assembly import Log
-from c4rl.data.checks import TaskLike, as_column, as_flags, as_float32, check_shapes, check_width, problem
+from c4rl.data.checks import (
+    TaskLike,
+    as_bound,
+    as_column,
+    as_flags,
+    as_float32,
+    check_shapes,
+    check_width,
+    problem,
+    reason,
+)
 from c4rl.data.dataset import Array
+from c4rl.data.hdf5 import Hdf5, open_hdf5
 
 MAIN_FILE, PREFIX = "main_data.hdf5", "minari:"
+ID = r"[\w-][\w.-]*(/[\w-][\w.-]*)*"
+PER_ROW = ("actions", "rewards", "terminations", "truncations")
 GOAL_KEYS = {"observation", "achieved_goal", "desired_goal"}
 
 
 def locate(dataset_id: str) -> Path:
     """The directory of a dataset id under MINARI_DATASETS_PATH, or Minari's default root."""
+    if re.fullmatch(ID, dataset_id) is None:
+        raise InputError(f"{PREFIX}{dataset_id}: no Minari dataset id; expected names joined by slashes.")
     root = os.environ.get("MINARI_DATASETS_PATH")
     directory = (Path(root) if root else Path.home() / ".minari" / "datasets") / dataset_id
     if not directory.is_dir():
@@ -46,106 +62,121 @@ def locate(dataset_id: str) -> Path:
 def main_file(directory: Path) -> Path:
     """The HDF5 file of a dataset directory, given either the dataset's folder or the `data` folder in it."""
     data = directory / "data" if (directory / "data").is_dir() else directory
-    data_format = _metadata(data).get("data_format", "hdf5")
+    data_format = _metadata(data, within=directory).get("data_format", "hdf5")
     if data_format != "hdf5":
         raise problem(directory, "data_format", f"is {data_format!r}", "'hdf5' (Minari's other formats are not read)")
-    if not (data / MAIN_FILE).is_file():
-        raise InputError(f"{directory}: the folder holds no '{MAIN_FILE}'; expected a local Minari dataset.")
-    return data / MAIN_FILE
+    return _regular_file(directory, data / MAIN_FILE)
 
 
-def _metadata(data: Path) -> dict[str, Any]:
+def _regular_file(directory: Path, file: Path) -> Path:
+    """The file, if it is one and no link leads out of the directory that the user named."""
+    if not os.path.lexists(file):
+        raise InputError(f"{directory}: the folder holds no '{file.name}'; expected a local Minari dataset.")
+    if not file.resolve().is_relative_to(directory.resolve()):
+        raise InputError(f"{file}: a link out of {directory}, which is refused; expected a file in that folder.")
+    if not file.is_file():
+        raise InputError(f"{file}: not a regular file; expected a local Minari dataset.")
+    return file
+
+
+def _metadata(data: Path, within: Path) -> dict[str, Any]:
     path = data / "metadata.json"
-    if not path.is_file():
+    if not os.path.lexists(path):
         return {}
     try:
-        metadata = json.loads(path.read_text())
-    except ValueError as error:
-        raise InputError(f"{path}: not readable as JSON ({error}); expected Minari's metadata.") from error
-    return metadata if isinstance(metadata, dict) else {}
+        metadata = json.loads(_regular_file(within, path).read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not readable as JSON ({reason(error)}); expected Minari's metadata.") from error
+    if not isinstance(metadata, dict):
+        raise InputError(f"{path}: found a {type(metadata).__name__}; expected the JSON object that Minari writes.")
+    return metadata
 
 
-def _space(metadata: dict[str, Any], name: str) -> dict[str, Any]:
+def _space(path: Path, metadata: dict[str, Any], name: str) -> dict[str, Any]:
     """A space as Minari writes it: JSON inside a string; empty where it is not stored."""
     stored = metadata.get(name)
-    return json.loads(stored) if isinstance(stored, str) else {}
+    try:
+        space = {} if stored is None else json.loads(stored)
+    except (TypeError, ValueError, RecursionError):
+        space = None
+    if not isinstance(space, dict):
+        raise problem(path, name, f"is {stored!r}", "a space as Minari writes it, a JSON object inside a string")
+    return space
 
 
-def _refuse_by_space(path: Path, metadata: dict[str, Any]) -> None:
-    """Images may be stored as JPEG bytes and discrete actions in many dtypes: the space names them surely."""
-    kind = _space(metadata, "action_space").get("type", "Box")
+def _bounds(path: Path, metadata: dict[str, Any]) -> list[Array | None]:
+    """The action space's bounds; None where they are not stored, or infinite. Discrete actions may be stored in many
+    dtypes and images as JPEG bytes: the spaces name them surely, and they are refused."""
+    action_space = _space(path, metadata, "action_space")
+    kind = action_space.get("type", "Box")
     if kind in ("Discrete", "MultiDiscrete", "MultiBinary"):
         raise problem(path, "actions", f"are {kind}: discrete actions are not supported", "a Box of continuous actions")
-    space = _space(metadata, "observation_space")
-    if len(space.get("shape", ())) > 1:
-        found = f"have shape {space['shape']}: image observations are not supported"
+    shape = _space(path, metadata, "observation_space").get("shape")
+    if isinstance(shape, list) and len(shape) > 1:
+        found = f"have shape {shape}: image observations are not supported"
         raise problem(path, "observations", found, "vectors")
+    stored = [action_space.get(side) for side in ("low", "high")]
+    bounds = [as_bound(path, "action_space", np.nan if value is None else value) for value in stored]
+    return [bound if np.isfinite(bound).all() else None for bound in bounds]
 
 
-def _parts(path: Path, observations: Any) -> list[tuple[str, int | None]]:
+def _parts(file: Hdf5, name: str) -> list[tuple[str, int | None]]:
     """Which arrays make up the observation vector, in order, and how many columns of each (None: all)."""
-    if isinstance(observations, h5py.Dataset):
+    observations = file.file.get(name)
+    if not isinstance(observations, h5py.Group):
         return [("", None)]
-    keys = set(observations) if isinstance(observations, h5py.Group) else set()
-    if keys == GOAL_KEYS and isinstance(observations["observation"], h5py.Dataset):
-        width = observations["observation"].shape[-1]
-        if isinstance(observations["achieved_goal"], h5py.Group) or width == 4:
-            return [("observation", None)]
+    keys = set(observations)
+    if keys == GOAL_KEYS and isinstance(observations.get("observation"), h5py.Dataset):
+        width = (observations["observation"].shape or (0,))[-1]
+        if isinstance(observations.get("achieved_goal"), h5py.Group) or width == 4:
+            return [("/observation", None)]
         if width in (27, 105):
-            return [("achieved_goal", None), ("observation", 27)]
+            return [("/achieved_goal", None), ("/observation", 27)]
     found = f"has the parts {sorted(keys)}"
-    raise problem(path, "observations", found, "one array, or the dictionary of PointMaze, AntMaze or Kitchen")
+    raise problem(file.path, name, found, "one array, or the dictionary of PointMaze, AntMaze or Kitchen")
 
 
-def _episode(path: Path, name: str, group: Any, parts: list[tuple[str, int | None]]) -> dict[str, Array]:
+def _episode(file: Hdf5, name: str, parts: list[tuple[str, int | None]]) -> dict[str, Array]:
     """The arrays of one episode of T rows; observations have T + 1."""
-    try:
-        pieces = [group[f"observations/{part}".rstrip("/")][()][..., :width] for part, width in parts]
-        actions, rewards = group["actions"][()], group["rewards"][()]
-        flags = {key: group[key][()] for key in ("terminations", "truncations")}
-    except (KeyError, TypeError) as error:
-        missing = "observations, actions, rewards, terminations and truncations"
-        raise problem(path, name, f"lacks an array ({error.args[0]})", missing) from error
-    observations = np.concatenate(pieces, axis=-1) if len(pieces) > 1 else pieces[0]
-    check_shapes(f"{path}: {name}", observations, actions)
-    rewards = as_column(path, f"{name}/rewards", rewards)
-    fields = {"observations": observations, "actions": actions, "rewards": rewards}
-    fields |= {key: as_flags(path, f"{name}/{key}", values) for key, values in flags.items()}
+    path, array = file.path, partial(file.array, expected=f"Minari's arrays observations, {', '.join(PER_ROW)}")
+    pieces = [array(f"{name}/observations{part}")[..., :width] for part, width in parts]
+    if len({piece.shape[:-1] for piece in pieces}) > 1:
+        raise problem(path, f"{name}/observations", f"has parts of shape {[p.shape for p in pieces]}", "equal rows")
+    fields = {key: array(f"{name}/{key}")[()] for key in PER_ROW}
+    fields["observations"] = np.concatenate(pieces, axis=-1) if len(pieces) > 1 else pieces[0]
+    check_shapes(f"{path}: {name}", fields["observations"], fields["actions"])
+    fields["rewards"] = as_column(path, f"{name}/rewards", fields["rewards"])
+    for key in ("terminations", "truncations"):
+        fields[key] = as_flags(path, f"{name}/{key}", fields[key])
+    count = len(fields["rewards"])
     for key, values in fields.items():
-        expected = len(rewards) + (key == "observations")
+        expected = count + (key == "observations")
         if len(values) != expected:
-            found = f"has {len(values)} rows"
-            raise problem(path, f"{name}/{key}", found, f"{expected} (rewards has {len(rewards)})")
+            raise problem(path, f"{name}/{key}", f"has {len(values)} rows", f"{expected} (rewards has {count})")
+    for key in ("observations", "actions", "rewards"):
+        fields[key] = as_float32(fields[key])
     return fields
 
 
 def read_minari(path: Path, task: TaskLike | None = None) -> Log:
     """Read the `main_data.hdf5` of a local Minari dataset; see the module for its layout."""
-    metadata = _metadata(path.parent)
-    _refuse_by_space(path, metadata)
+    low, high = _bounds(path.parent / "metadata.json", _metadata(path.parent, within=path.parent))
     episodes: list[dict[str, Array]] = []
     goals: set[bytes] = set()
-    with h5py.File(path, "r") as file:
-        numbered = [
-            (int(match[1]), name)
-            for name in file
-            if (match := re.fullmatch(r"episode_(\d+)", name)) and isinstance(file[name], h5py.Group)
-        ]
-        if not numbered:
-            raise problem(
-                path, "episode_0", f"is missing among {sorted(file)}", "Minari's groups episode_0, episode_1, ..."
-            )
-        first = file[min(numbered)[1]].get("observations")
-        parts = _parts(path, first)
-        for _, name in sorted(numbered):
-            episode = _episode(path, name, file[name], parts)
+    with open_hdf5(path) as file:
+        names = [name for name in file.file if name.startswith("episode_")]
+        for name in names:
+            if re.fullmatch(r"episode_[0-9]{1,18}", name) is None:
+                raise problem(path, name, "has no number in its name", "Minari's groups episode_0, episode_1, ...")
+        names.sort(key=lambda name: int(name.removeprefix("episode_")))
+        parts = _parts(file, f"{names[0]}/observations")
+        for name in names:
+            episode = _episode(file, name, parts)
             if len(episode["rewards"]):
-                for key in ("observations", "actions", "rewards"):
-                    episode[key] = as_float32(episode[key])
                 episodes.append(episode)
-            goal = file[name].get("observations/desired_goal")
-            if isinstance(goal, h5py.Dataset) and len(goal):
-                goals.add(goal[0].tobytes())
+            goal = f"{name}/observations/desired_goal"
+            if isinstance(file.file.get(goal), h5py.Dataset):
+                goals.update(row.tobytes() for row in file.array(goal, "numbers")[:1])
     if not episodes:
         raise problem(path, "rewards", "has no rows in any episode", "at least one row")
     widths = {(episode["observations"].shape[1], episode["actions"].shape[1]) for episode in episodes}
@@ -161,14 +192,11 @@ def read_minari(path: Path, task: TaskLike | None = None) -> Log:
     for truncated in truncations:
         truncated[-1] = True  # an episode that stops without a flag was cut as well
     notes = []
-    if len(parts) > 1 or parts[0][0]:
-        described = " + ".join(part + (f"[:{width}]" if width else "") for part, width in parts)
+    if parts[0][0]:
+        described = " + ".join(part[1:] + (f"[:{width}]" if width else "") for part, width in parts)
         notes.append(f"The dictionary observations were made one vector: {described}.")
     if len(goals) > 1:
         notes.append(f"The desired goal takes {len(goals)} values and is not part of the observation.")
-    action_space = _space(metadata, "action_space")
-    bounds = [np.asarray(action_space.get(side, np.nan), dtype=np.float32) for side in ("low", "high")]
-    low, high = (bound if np.isfinite(bound).all() else None for bound in bounds)
     log = Log(
         source=str(path),
         observations=joined("observations", slice(None, -1)),

@@ -26,6 +26,16 @@ class Scaling:
         return (actions - self.action_low) / (self.action_high - self.action_low) * 2 - 1
 
 
+def baselines(dataset: Dataset, scaling: Scaling) -> dict[str, float]:
+    """What the held-out numbers compare with: the mean action instead of a policy, and 0 instead of a critic."""
+    rewards = dataset.rewards.astype(np.float64) * scaling.reward_scale + scaling.reward_shift
+    spread = dataset.actions.std(axis=0, dtype=np.float64) * 2 / (dataset.action_high - dataset.action_low)
+    return {
+        "mean_action_rmse": float(np.sqrt(np.mean(spread**2))),
+        "zero_critic_td_rmse": float(np.sqrt(np.mean(rewards**2))),
+    }
+
+
 def pack_datasets(
     datasets: Sequence[tuple[Dataset, Scaling]],
     device: torch.device,

@@ -8,18 +8,19 @@ D4RL's files pay a row for the position it starts from; here, as in the environm
 reaches: r(s, a, s') is what a TD target needs.
 """
 
-import os
 import zipfile
 from pathlib import Path
 
 import numpy as np
 
 from c4rl.core.errors import InputError
+from c4rl.core.files import replacing
 from c4rl.environments.tasks import TASKS, Task, get_task
 
 Array = np.ndarray
 
 ACTION_NOISE = 0.5
+LONGEST = 10_000_000  # hours of recording
 
 
 def record(task_name: str, size: int, seed: int, path: str | Path) -> None:
@@ -28,8 +29,8 @@ def record(task_name: str, size: int, seed: int, path: str | Path) -> None:
     if task.domain != "maze2d":
         names = ", ".join(name for name, known in TASKS.items() if known.domain == "maze2d")
         raise InputError(f"task '{task.name}' cannot be recorded; tasks with a scripted behaviour: {names}")
-    if size < 1:
-        raise InputError(f"size: found {size}, expected at least 1 transition")
+    if not 1 <= size <= LONGEST:
+        raise InputError(f"size: found {size}, expected at least 1 and at most {LONGEST:,} transitions")
     if seed < 0:
         raise InputError(f"seed: found {seed}, expected 0 or more")
     if path.suffix != ".npz":
@@ -86,13 +87,8 @@ def _transitions(task: Task, size: int, seed: int) -> dict[str, Array]:
 
 def _write_npz(path: Path, arrays: dict[str, Array]) -> None:
     """np.savez with a fixed date inside, so that the bytes depend on the content alone; atomic."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
-            for name, array in arrays.items():
-                entry = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
-                with archive.open(entry, "w") as file:
-                    np.lib.format.write_array(file, np.ascontiguousarray(array), allow_pickle=False)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in arrays.items():
+            entry = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
+            with archive.open(entry, "w") as file:
+                np.lib.format.write_array(file, np.ascontiguousarray(array), allow_pickle=False)

@@ -29,6 +29,19 @@ def trajectory_returns(dataset: Dataset, discount: float = 1.0) -> Array:
     return np.add.reduceat(rewards, starts)
 
 
+def whole_trajectories(dataset: Dataset) -> Array:
+    """Which trajectories were not cut by accident, [trajectories] bool; all of them where fewer than two are whole.
+
+    One without a terminal met a time limit, which leaves all equally long, or was cut: by the end of a file, by a
+    subset, between rows that do not join. It is whole if it is about as long as those that most such rows are part of.
+    """
+    starts, stops = trajectory_slices(dataset)
+    lengths, ended = stops - starts, dataset.terminals[stops - 1]
+    cut = lengths[~ended]
+    whole = ended | (lengths >= 0.9 * np.median(np.repeat(cut, cut))) if len(cut) else ended
+    return whole if whole.sum() > 1 else np.ones_like(whole)
+
+
 def _rows_of(dataset: Dataset, trajectories: Array) -> Array:
     """The rows of the given trajectories, one trajectory after the other."""
     starts, stops = trajectory_slices(dataset)
@@ -79,11 +92,13 @@ def trajectory_subset(dataset: Dataset, size: int, seed: int) -> Dataset:
     ends = ends_of(dataset.trajectory_ids[rows])
     note = f"{size} of {len(dataset)} rows: {needed} of {len(starts)} trajectories drawn with seed {seed}"
     subset = _take(dataset, rows, ends, note + (", the last one cut." if cut else "."))
-    if not cut:
-        return subset
-    next_actions, valid = subset.next_actions.copy(), subset.next_action_valid.copy()
+    return _without_last_next_action(subset) if cut else subset
+
+
+def _without_last_next_action(dataset: Dataset) -> Dataset:
+    next_actions, valid = dataset.next_actions.copy(), dataset.next_action_valid.copy()
     next_actions[-1], valid[-1] = 0.0, False
-    return replace(subset, next_actions=next_actions, next_action_valid=valid)
+    return replace(dataset, next_actions=next_actions, next_action_valid=valid)
 
 
 def subset_with_replacement(dataset: Dataset, size: int, seed: int, index_drift: bool = False) -> Dataset:
@@ -135,11 +150,12 @@ def row_subset(dataset: Dataset, size: int, seed: int) -> Dataset:
 
 
 def hold_out(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
-    """(training part, held-out part): about `fraction` of the trajectories, at least one, is held out whole."""
+    """(training part, held-out part): about `fraction` of the trajectories, at least one, is held out whole; where
+    all rows are one trajectory, its end is."""
     _check_fraction(dataset, fraction, closed=False)
     count = len(trajectory_slices(dataset)[0])
     if count < 2:
-        raise InputError(f"{dataset.source}: holding out needs whole trajectories; found {count}, expected at least 2.")
+        return _hold_out_by_time(dataset, fraction)
     held_count = min(max(1, round(fraction * count)), count - 1)
     order = _generator(seed).permutation(count)
     parts = []
@@ -148,6 +164,18 @@ def hold_out(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dat
         note = f"{len(chosen)} of {count} trajectories {name} with seed {seed}."
         parts.append(_take(dataset, rows, ends_of(dataset.trajectory_ids[rows]), note))
     return parts[0], parts[1]
+
+
+def _hold_out_by_time(dataset: Dataset, fraction: float) -> tuple[Dataset, Dataset]:
+    count = len(dataset)
+    if count < 2:
+        raise InputError(f"{dataset.source}: found 1 row, of which none can be held out; expected at least 2.")
+    kept = min(max(1, count - round(fraction * count)), count - 1)
+    parts = []
+    for name, rows in (("first", np.arange(kept)), ("last", np.arange(kept, count))):
+        note = f"The {name} {len(rows)} of {count} rows, which are one trajectory: its end is held out."
+        parts.append(_take(dataset, rows, ends_of(dataset.trajectory_ids[rows]), note))
+    return _without_last_next_action(parts[0]), parts[1]
 
 
 def top_fraction(dataset: Dataset, fraction: float, discount: float = 1.0) -> Dataset:

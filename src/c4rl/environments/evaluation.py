@@ -19,13 +19,16 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
 
-import gymnasium
 import numpy as np
 
 from c4rl.core.errors import InputError
 from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.environments.tasks import Task, missing
+
+if TYPE_CHECKING:
+    import gymnasium  # of the extra "simulators"
 
 Array = np.ndarray
 
@@ -34,7 +37,7 @@ MAX_DEATHS = 3  # of workers on one episode, before the evaluation fails
 _SINGLE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
-def steps(environment: gymnasium.Env, policy: NumpyPolicy, seed: int) -> Iterator[tuple[Array, Array, float, Array]]:
+def steps(environment: "gymnasium.Env", policy: NumpyPolicy, seed: int) -> Iterator[tuple[Array, Array, float, Array]]:
     """(observation, action, reward, next observation) of one episode."""
     observation, _ = environment.reset(seed=seed)
     done = False
@@ -45,7 +48,7 @@ def steps(environment: gymnasium.Env, policy: NumpyPolicy, seed: int) -> Iterato
         observation, done = following, terminated or truncated
 
 
-def episode_return(environment: gymnasium.Env, policy: NumpyPolicy, seed: int) -> float:
+def episode_return(environment: "gymnasium.Env", policy: NumpyPolicy, seed: int) -> float:
     """Raw undiscounted return of one episode."""
     total = 0.0
     for _, _, reward, _ in steps(environment, policy, seed):
@@ -53,7 +56,7 @@ def episode_return(environment: gymnasium.Env, policy: NumpyPolicy, seed: int) -
     return total
 
 
-def rollout(environment: gymnasium.Env, policy: NumpyPolicy, seed: int) -> dict[str, Array]:
+def rollout(environment: "gymnasium.Env", policy: NumpyPolicy, seed: int) -> dict[str, Array]:
     """One episode of T steps: observations [T + 1, s], actions [T, a], rewards [T]."""
     observations, actions, rewards, following = zip(*steps(environment, policy, seed), strict=True)
     return {

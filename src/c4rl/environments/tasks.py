@@ -5,7 +5,6 @@ References are D4RL's own (to their published digits), sample and trajectory cou
 
 import difflib
 import importlib.metadata
-import importlib.util
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from c4rl.core.errors import InputError
+from c4rl.core.extras import how_to_install, installed
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -46,6 +46,11 @@ class Task:
         if self.reference_min is None or self.reference_max is None:
             return raw
         return 100 * (raw - self.reference_min) / (self.reference_max - self.reference_min)
+
+    @property
+    def score_name(self) -> str:
+        """What `normalise` gives."""
+        return "raw return" if self.reference_min is None else "normalised"
 
 
 # (environment, observations, actions, reference min, reference max); Ant without its 84 contact numbers, which are all
@@ -167,9 +172,8 @@ def missing(task: Task) -> str | None:
         return "no simulator was asked for (task 'none')"
     if task.environment is None:
         return f"evaluation of {task.domain} tasks is not built yet"
-    if task.domain in ("locomotion", "maze2d") and importlib.util.find_spec("mujoco") is None:
-        return "needs the package 'mujoco'"
-    return None
+    modules = ("gymnasium",) if task.domain == "gym" else ("gymnasium", "mujoco")
+    return next((how_to_install(module) for module in modules if not installed(module)), None)
 
 
 def simulator(*tasks: Task) -> str | None:

@@ -3,106 +3,109 @@
 import dataclasses
 import itertools
 import json
-import math
+from collections import ChainMap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-import tyro
+from typing import Any, Literal
 
 from c4rl.algorithms.algorithm import AlgorithmConfig, Stage
 from c4rl.core.errors import InputError
 from c4rl.core.ops import OFFERED
+from c4rl.core.options import Options, option
 from c4rl.core.typed_json import from_dict, jsonable, typed
 from c4rl.environments.tasks import get_task
 from c4rl.jobs.presets.c4 import NO_PRESET, PRESETS, preset, values_of
-from c4rl.jobs.registry import PLUGINS, algorithm_class, plugin_names
+from c4rl.jobs.presets.published import PUBLISHED as PUBLISHED_SETTINGS
+from c4rl.jobs.presets.published import published_for
+from c4rl.jobs.registry import ALGORITHMS, PLUGINS, algorithm_class, plugin_names
 from c4rl.jobs.sweeps import Swept, differences, parse_by_dataset, parse_sweep, with_values
 
 CONFIG_VERSION = 1
 PUBLISHED = "published"  # the preset of an algorithm's own publication
+MOST = 10**9  # updates, rows
+MOST_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(Options):
     """Train R runs of one algorithm: one per dataset, point of the sweep and seed."""
 
-    algorithm: str
-    """bc, td3_bc, cql, iql, doge, tsrl, bppo, a2pr or sorl."""
-    dataset: tuple[Path, ...]
+    algorithm: str = option(choices=ALGORITHMS)
+    """What is trained."""
+    dataset: tuple[Path, ...] = option()
     """npz, D4RL hdf5, or a local Minari dataset (its folder, or minari:ID); several of one shape train together."""
-    task: tuple[str, ...]
+    task: tuple[str, ...] = option()
     """A name from `c4rl tasks`, gym:ID for any Gymnasium environment, or none for no simulator; one for all datasets,
     or one each."""
-    output: Path
+    output: Path = option()
     """Folder of this job; must not exist."""
-    preset: str = NO_PRESET
-    """The defaults of the other flags: published (the algorithm's own publication), paper, authors or authors-fixed;
-    flags given beside it win."""
-    plugins: tuple[str, ...] = ("none",)
-    """none, or any of c4, layer_norm, dr3 and sorl."""
-    seeds: tuple[int, ...] = (0,)
+    preset: str = option(NO_PRESET, choices=(NO_PRESET, PUBLISHED, *PRESETS))
+    """The defaults of the other flags; flags given with it win. published: the algorithm's own publication."""
+    plugins: tuple[str, ...] = option(("none",), choices=ChainMap[str, Any]({"none": None}, PLUGINS))
+    """What is plugged into it."""
+    seeds: tuple[int, ...] = option((0,), at_least=0, at_most=MOST_SEED)
     """One run per seed; they train together."""
     sweep: tuple[str, ...] = ()
     """Options with several values each, as lambda=0.05,0.1,0.3 K=1,5: every combination is trained with every seed."""
     by_dataset: tuple[str, ...] = ()
     """Options with one value for each of several datasets, in their order, as lambda=0.1,0.3,0.5."""
-    updates: int = 100_000
+    updates: int = option(100_000, at_least=1, at_most=MOST)
     """Gradient updates of each run's critic (of its policy, where there is none); other stages have options of their
     own."""
-    size: int | None = None
+    size: int | None = option(None, at_least=1, at_most=MOST)
     """Rows to train on; all if not given."""
     subset: Literal["trajectories", "rows", "with_replacement", "authors"] = "trajectories"
     """How --size rows are chosen: whole trajectories, single rows, trajectories with replacement, or those with the
     index drift of the authors' release."""
-    subset_seed: int = 0
+    subset_seed: int = option(0, at_least=0, at_most=MOST_SEED)
     """Seed of that choice, the same for all runs so that methods compare on the same rows."""
     normalize_observations: bool = True
     """Centre and scale observations (std + 1e-3)."""
     observation_statistics: Literal["subset", "full"] = "subset"
     """Rows that the normaliser sees: those trained on, or the whole file."""
-    reward_scale: float = 1.0
+    reward_scale: float = option(1.0, at_least=-1e6, at_most=1e6)
     """Training rewards are reward_scale * r + reward_shift; scores always use raw rewards."""
-    reward_shift: float = 0.0
+    reward_shift: float = option(0.0, at_least=-1e6, at_most=1e6)
     """See --reward-scale."""
     normalize_returns: bool = False
-    """Scale rewards by 1000 / (best - worst trajectory return) first."""
-    action_low: tuple[float, ...] | None = None
+    """Scale rewards by 1000 / (best - worst return of a whole trajectory) first."""
+    action_low: tuple[float, ...] | None = option(None, at_least=-1e9, at_most=1e9)
     """Lower action bounds: one number, or one per action. Default: the task's, the file's, or -1."""
-    action_high: tuple[float, ...] | None = None
+    action_high: tuple[float, ...] | None = option(None, at_least=-1e9, at_most=1e9)
     """Upper action bounds."""
     clip_actions: bool = False
     """Clip logged actions to the bounds instead of refusing them."""
-    eval_every: int = 5000
+    eval_every: int = option(5000, at_least=1, at_most=MOST)
     """Updates between evaluations, counted through all stages."""
-    eval_episodes: int = 10
+    eval_episodes: int = option(10, at_least=1, at_most=10**6)
     """Episodes per run and evaluation."""
-    eval_seed: int = 10_000
+    eval_seed: int = option(10_000, at_least=0, at_most=MOST_SEED)
     """Episode e is reset with seed eval_seed + e, the same for every run and evaluation."""
     eval_in_background: Literal["auto", "yes", "no"] = "auto"
     """Whether training goes on while policies are evaluated; auto: on a GPU, since a CPU's cores would be shared."""
-    hold_out: float = 0.1
-    """With --task none: share of the trajectories kept for the held-out report."""
-    log_every: int = 500
+    hold_out: float = option(0.1, at_least=0, below=1)
+    """With --task none: share of the trajectories (of one long log: its end) kept for the held-out report; 0: none."""
+    log_every: int = option(500, at_least=1, at_most=MOST)
     """Updates between lines of metrics.jsonl, counted through all stages."""
-    checkpoint_every: int = 1000
+    checkpoint_every: int = option(1000, at_least=1, at_most=MOST)
     """Updates between checkpoints: what a killed job may lose."""
-    checkpoint_seconds: float | None = None
+    checkpoint_seconds: float | None = option(None, at_least=0, at_most=1e6)
     """Seconds that must have passed since the last checkpoint: what a fast job may lose when killed. Default: 10 on a
     GPU, 0 on a CPU."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, ..."""
-    threads: int | None = None
+    threads: int | None = option(None, at_least=1, at_most=4096)
     """CPU threads, and processes that evaluate; default: all cores."""
     cuda_graph: bool = True
     """On a GPU: replay each update as one CUDA graph instead of launching its kernels one by one."""
     fused_kernels: bool = True
     """On a GPU: use this package's Triton kernels where they apply, PyTorch's own otherwise."""
-    precision: str = "fp32"
-    """Of matrix products on a GPU: fp32, or bf16x3, faster where products are large (benchmarks/speed.md)."""
+    precision: str = option("fp32", choices=OFFERED)
+    """Of matrix products on a GPU; bf16x3 is faster where products are large. No other has been shown to be harmless
+    (benchmarks/speed.md)."""
     monitor: bool = False
-    """Log the cross-covariance diagnostics, also without the c4 plug-in."""
+    """Log the cross-covariance diagnostics, whatever the plug-ins."""
     options: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     """The algorithm's own options."""
     plugin_options: tuple[Any, ...] = ()
@@ -113,60 +116,34 @@ class TrainConfig:
             object.__setattr__(self, "dataset", (Path(self.dataset),))
         if isinstance(self.task, str):
             object.__setattr__(self, "task", (self.task,))
+        super().__post_init__()
 
+    def check(self) -> None:
         def require(flag: str, holds: bool, found: Any, expected: str) -> None:
             if not holds:
                 raise InputError(f"--{flag}: found {found}, expected {expected}")
 
-        presets = (PUBLISHED, *PRESETS)
-        require("preset", self.preset in (NO_PRESET, *presets), f"'{self.preset}'", f"one of {', '.join(presets)}")
-        if isinstance(self.dataset, tuple) and isinstance(self.task, tuple):  # tyro asks for defaults without them
-            require("dataset", len(self.dataset) > 0, "none", "at least one")
-            once = len(set(self.dataset)) == len(self.dataset)
-            require("dataset", once, " ".join(map(str, self.dataset)), "each dataset once")
-            counts = {1, len(self.dataset)}
-            require("task", len(self.task) in counts, " ".join(self.task), "one for all datasets, or one for each")
-            some = "none" in self.task and set(self.task) != {"none"}
-            require("task", not some, " ".join(self.task), "a simulator for all datasets, or none for all")
-        require("seeds", len(self.seeds) > 0, "none", "at least one")
+        require("dataset", len(self.dataset) > 0, "none", "at least one")
+        once = len(set(self.dataset)) == len(self.dataset)
+        require("dataset", once, " ".join(map(str, self.dataset)), "each dataset once")
+        counts = {1, len(self.dataset)}
+        require("task", len(self.task) in counts, " ".join(self.task), "one for all datasets, or one for each")
+        some = "none" in self.task and set(self.task) != {"none"}
+        require("task", not some, " ".join(self.task), "a simulator for all datasets, or none for all")
         require("seeds", len(set(self.seeds)) == len(self.seeds), list(self.seeds), "each seed once")
-        require("seeds", all(seed >= 0 for seed in self.seeds), list(self.seeds), "seeds of 0 or more")
-        require("updates", self.updates > 0, self.updates, "1 or more")
-        for name in ("subset_seed", "eval_seed"):
-            require(name.replace("_", "-"), getattr(self, name) >= 0, getattr(self, name), "0 or more")
-        for name in ("reward_scale", "reward_shift"):
-            value = getattr(self, name)
-            require(name.replace("_", "-"), math.isfinite(value), value, "a finite number")
-        require("size", self.size is None or self.size > 0, self.size, "1 or more rows")
-        for name in ("eval_every", "eval_episodes", "log_every", "checkpoint_every"):
-            require(name.replace("_", "-"), getattr(self, name) > 0, getattr(self, name), "1 or more")
-        require(
-            "normalize-returns",
-            not (self.normalize_returns and self.subset == "rows" and self.size is not None),
-            "it beside --subset rows",
-            "whole trajectories: a single row has no return",
-        )
-        seconds = self.checkpoint_seconds
-        require("checkpoint-seconds", seconds is None or 0 <= seconds < math.inf, seconds, "0 or more")
-        why = "no other mode has been shown to be harmless (benchmarks/speed.md)"
-        require("precision", self.precision in OFFERED, f"'{self.precision}'", f"{' or '.join(OFFERED)}: {why}")
-        require("hold-out", 0 < self.hold_out < 1, self.hold_out, "a share between 0 and 1")
-        require("threads", self.threads is None or self.threads > 0, self.threads, "1 or more")
+        single_rows = self.normalize_returns and self.subset == "rows" and self.size is not None
+        why = "whole trajectories: a single row has no return"
+        require("normalize-returns", not single_rows, "it with --subset rows", why)
+        algorithm = algorithm_class(self.algorithm)
         for name, plugin_options in zip(plugin_names(self.plugins, self.algorithm), self.plugin_options, strict=False):
-            PLUGINS[name][1].check(plugin_options, algorithm_class(self.algorithm), self.options)
-        options = self.options
-        require("batch-size", options.batch_size > 1, options.batch_size, "2 or more")
-        require("hidden-layers", options.hidden_layers > 0, options.hidden_layers, "1 or more")
-        require("hidden-width", options.hidden_width > 0, options.hidden_width, "1 or more")
-        require("actor-lr", options.actor_lr > 0, options.actor_lr, "a positive number")
-        for task in self.task if isinstance(self.task, tuple) else ():
-            algorithm_class(self.algorithm).check(options, task)
-        both = {s.flag for s in self._sweep} & {s.flag for s in self._by_dataset}
-        require("by-dataset", not both, f"{' '.join(sorted(both))} beside --sweep", "an option in one of them")
-        if isinstance(self.dataset, tuple):
-            for dataset in range(len(self.dataset)) if self.by_dataset else range(1):
-                for point in self.points(dataset) if self.swept else ():
-                    self._check_point(point)
+            PLUGINS[name][1].check(plugin_options, algorithm, self.options)
+        for task in self.task:
+            algorithm.check(self.options, task)
+        both = {s.name for s in self._sweep} & {s.name for s in self._by_dataset}
+        require("by-dataset", not both, f"{' '.join(sorted(both))} in --sweep too", "an option in one of them")
+        for dataset in range(len(self.dataset)) if self.by_dataset else range(1):
+            for point in self.points(dataset) if self.swept else ():
+                self._check_point(point)
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -179,8 +156,6 @@ class TrainConfig:
 
     @property
     def _by_dataset(self) -> tuple[Swept, ...]:
-        if not isinstance(self.dataset, tuple):  # tyro asks for defaults without them
-            return ()
         options = self.options, self.plugin_options
         return parse_by_dataset(self.by_dataset, options, field_names(), len(self.dataset))
 
@@ -208,7 +183,7 @@ class TrainConfig:
             raise InputError(f"{flag} {' '.join(self.sweep or self.by_dataset)}: {error}") from None
         plan = algorithm_class(self.algorithm).plan
         if _lengths(plan(point.options, self.updates)) != _lengths(plan(self.options, self.updates)):
-            words = " ".join(f"{s.flag}={value}" for s, value in zip(self.swept, values, strict=True))
+            words = " ".join(f"{s.name}={value}" for s, value in zip(self.swept, values, strict=True))
             raise InputError(f"--sweep: {words} changes the length of a stage, expected runs that all take as long")
 
 
@@ -228,11 +203,11 @@ def empty_config(algorithm: str, plugins: tuple[str, ...], **values: Any) -> Tra
 
 def published_fields(algorithm: str, plugins: tuple[str, ...], task: str) -> dict[str, Any]:
     """The fields of TrainConfig that --preset published gives: the settings of the algorithm's own publication."""
-    kind = algorithm_class(algorithm)
     task = task if task.startswith("gym:") else get_task(task).name  # with its version
-    matching = kind.published_for(task)
+    matching = published_for(algorithm, task)
     if not matching:
-        known = ", ".join(dict.fromkeys(pattern for p in kind.published for pattern in p.tasks)) or "none"
+        settings = PUBLISHED_SETTINGS.get(algorithm, ())
+        known = ", ".join(dict.fromkeys(pattern for one in settings for pattern in one.tasks)) or "none"
         raise InputError(f"--preset {PUBLISHED}: '{algorithm}' has no settings for '{task}', expected one of: {known}")
     options: dict[str, Any] = {}
     training: dict[str, Any] = {}
@@ -243,7 +218,7 @@ def published_fields(algorithm: str, plugins: tuple[str, ...], task: str) -> dic
     return {
         "preset": PUBLISHED,
         "plugins": chosen or ("none",),
-        "options": kind.config_type(**options),
+        "options": algorithm_class(algorithm).config_type(**options),
         "plugin_options": tuple(PLUGINS[name][0]() for name in chosen),
         **training,
     }
@@ -253,13 +228,15 @@ def preset_fields(name: str, algorithm: str, plugins: tuple[str, ...] | None, ta
     """The fields of TrainConfig that a preset gives; plugins: those to be used instead of the preset's own."""
     if name == PUBLISHED:
         return published_fields(algorithm, plugins or ("none",), task)
+    if not algorithm_class(algorithm).has_critic:
+        raise InputError(f"--preset {name}: C4 acts on a critic, and '{algorithm}' has none")
     chosen = preset(name, algorithm, task)
     names = plugin_names(plugins if plugins is not None else chosen.plugins, algorithm)
     return {
         "preset": name,
         "plugins": names or ("none",),
         "options": algorithm_class(algorithm).config_type(**values_of(chosen.options)),
-        "plugin_options": tuple(PLUGINS[n][0](**(values_of(chosen.c4) if n == "c4" else {})) for n in names),
+        "plugin_options": tuple(PLUGINS[n][0](**values_of(chosen.of_plugins.get(n, {}))) for n in names),
         **values_of(chosen.training),
     }
 
@@ -275,25 +252,6 @@ def fields_by_dataset(fields: Sequence[dict[str, Any]]) -> dict[str, Any] | None
             return None
     words = differences([(other["options"], other["plugin_options"]) for other in fields])
     return None if words is None else first | ({"by_dataset": tuple(words)} if words else {})
-
-
-def command_line_type(algorithm: str, plugins: tuple[str, ...]) -> type[TrainConfig]:
-    """TrainConfig with the algorithm's and plug-ins' options as flags of their own, for tyro."""
-    chosen = plugin_names(plugins, algorithm)
-    option_types = [PLUGINS[name][0] for name in chosen]
-    option_type = algorithm_class(algorithm).config_type
-    plugin_default = tuple(kind() for kind in option_types)
-    fields: list[Any] = [
-        ("options", Annotated[option_type, tyro.conf.arg(name="")], field(default_factory=option_type)),
-        (
-            "plugin_options",
-            Annotated[tuple[tuple(option_types)], tyro.conf.arg(name="")]  # type: ignore[misc]
-            if option_types
-            else tyro.conf.Suppress[tuple],
-            field(default=plugin_default),
-        ),
-    ]
-    return dataclasses.make_dataclass("TrainConfig", fields, bases=(TrainConfig,), frozen=True)
 
 
 def to_json(config: TrainConfig) -> dict[str, Any]:
@@ -313,8 +271,13 @@ def from_json(data: dict[str, Any], origin: str) -> TrainConfig:
     algorithm = data.get("algorithm")
     if not isinstance(algorithm, str):
         raise InputError(f"{origin}: field 'algorithm' is {algorithm!r}, expected a name")
-    chosen = plugin_names(typed(tuple[str, ...], data.get("plugins", []), "plugins", origin), algorithm)
-    options = from_dict(algorithm_class(algorithm).config_type, data.pop("options", {}), origin)
+    field_of_plugins = next(f for f in dataclasses.fields(TrainConfig) if f.name == "plugins")
+    plugins = typed(field_of_plugins, data.get("plugins", []), origin)
+    try:
+        kind, chosen = algorithm_class(algorithm), plugin_names(plugins, algorithm)
+    except InputError as error:
+        raise InputError(f"{origin}: {error}") from None
+    options = from_dict(kind.config_type, data.pop("options", {}), origin)
     stored = data.pop("plugin_options", [])
     if not isinstance(stored, list | tuple) or len(stored) != len(chosen):
         raise InputError(f"{origin}: field 'plugin_options' is {stored}, expected one object for each of {chosen}")

@@ -7,10 +7,12 @@ from c4rl.algorithms.bppo import BPPO
 from c4rl.algorithms.cql import CQL
 from c4rl.algorithms.doge import DOGE
 from c4rl.algorithms.iql import IQL
+from c4rl.algorithms.rebrac import ReBRAC
 from c4rl.algorithms.sorl import SORL
 from c4rl.algorithms.td3_bc import TD3BC
 from c4rl.algorithms.tsrl import TSRL
 from c4rl.core.errors import InputError
+from c4rl.plugins.c4.monitor import CrossCovarianceMonitor
 from c4rl.plugins.c4.plugin import C4, C4Config
 from c4rl.plugins.dr3 import DR3, DR3Config
 from c4rl.plugins.layer_norm import LayerNorm, LayerNormConfig
@@ -22,6 +24,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "td3_bc": TD3BC,
     "cql": CQL,
     "iql": IQL,
+    "rebrac": ReBRAC,
     "doge": DOGE,
     "tsrl": TSRL,
     "bppo": BPPO,
@@ -38,6 +41,12 @@ PLUGINS: dict[str, tuple[type, type[Plugin]]] = {
 }
 
 
+DEFAULT_ALGORITHM = "td3_bc"
+PRESET_ALGORITHM = "cql"  # the default with --preset: the only one that the authors' release has
+# logs what --monitor asks for
+MONITOR: type[Plugin] = CrossCovarianceMonitor
+
+
 def algorithm_class(name: str) -> type[Algorithm]:
     if name not in ALGORITHMS:
         raise InputError(f"--algorithm: found '{name}', expected one of {', '.join(ALGORITHMS)}")
@@ -45,17 +54,20 @@ def algorithm_class(name: str) -> type[Algorithm]:
 
 
 def plugin_names(names: tuple[str, ...], algorithm: str) -> tuple[str, ...]:
-    """The chosen plug-ins without the word "none", checked against the algorithm."""
+    """The chosen plug-ins without the word "none", checked against the algorithm and each other."""
     chosen = tuple(name for name in names if name != "none")
     for name in chosen:
         if name not in PLUGINS:
             raise InputError(f"--plugins: found '{name}', expected none or some of {', '.join(PLUGINS)}")
     if len(set(chosen)) < len(chosen):
         raise InputError(f"--plugins: found {' '.join(chosen)}, expected each plug-in at most once")
-    if algorithm in chosen:
-        raise InputError(f"--plugins: found '{algorithm}' beside --algorithm {algorithm}, expected one of them")
-    if {"c4", "sorl"} <= set(chosen):
-        raise InputError("--plugins: found c4 and sorl, which both choose the rows of a batch, expected one of them")
-    if chosen and not algorithm_class(algorithm).has_critic:
-        raise InputError(f"--plugins: '{chosen[0]}' acts on a critic, and '{algorithm}' has none")
+    host = algorithm_class(algorithm)
+    for name in chosen:
+        plugin = PLUGINS[name][1]
+        if plugin.needs_critic and not host.has_critic:
+            raise InputError(f"--plugins: '{name}' acts on a critic, and '{algorithm}' has none")
+        others: dict[str, type[Algorithm] | type[Plugin]] = {n: PLUGINS[n][1] for n in chosen if n != name}
+        for other, kind in ({f"--algorithm {algorithm}": host} | others).items():
+            if both := plugin.clash(kind):
+                raise InputError(f"--plugins: found {name} and {other}, which both {both}, expected one of them")
     return chosen

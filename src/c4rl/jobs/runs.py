@@ -3,16 +3,16 @@
 import itertools
 import re
 from collections.abc import Hashable, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from c4rl.core.options import declaration, may_differ, stacked
 from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.registry import PLUGINS, algorithm_class, plugin_names
-from c4rl.jobs.sweeps import ALGORITHM, Options, Swept
+from c4rl.jobs.sweeps import RunOptions
 
 RunKey = int | str  # what a run is called in files and tables: its seed where that is enough, else its name
 SUFFIXES = (".npz", ".hdf5", ".h5")
@@ -74,13 +74,12 @@ def runs_of(config: TrainConfig) -> tuple[Run, ...]:
         return tuple(Run(seed, seed) for seed in config.seeds)
     labels = dataset_labels(config.dataset) if len(config.dataset) > 1 else [""]
     swept, runs = config.swept, []
-    choosing = vars(type(config.options)).get("chooses_rows", frozenset())
     data: dict[Hashable, int] = {}  # what decides on a run's rows -> its number
     points = [(dataset, point) for dataset in range(len(labels)) for point in config.points(dataset)]
     for (dataset, point), seed in itertools.product(points, config.seeds):
         pairs = list(zip(swept, point, strict=True))
-        rows = dataset, *(value for s, value in pairs if s.place == ALGORITHM and s.field in choosing)
-        values = tuple((s.flag, value) for s, value in pairs)
+        rows = dataset, *(value for s, value in pairs if declaration(s.field).chooses_rows)
+        values = tuple((s.name, value) for s, value in pairs)
         run = Run("", seed, dataset, data.setdefault(rows, len(data)), labels[dataset], values)
         runs.append(replace(run, key=",".join(part for part in (run.group, f"seed={seed}") if part)))
     return tuple(runs)
@@ -115,7 +114,7 @@ def data_configs(config: TrainConfig) -> list[TrainConfig]:
 def launch_groups(
     config: TrainConfig, runs: Sequence[Run], rows: Sequence[int], device: torch.device
 ) -> list[tuple[Run, ...]]:
-    """Runs grouped into launches: together those whose options differ by stackable ones alone, as many as pay.
+    """Runs grouped into launches: together those that differ in options that may differ alone, as many as pay.
 
     rows: how many each of the job's prepared data has. How runs are grouped changes speed only, never a result.
     """
@@ -133,34 +132,21 @@ def alike(config: TrainConfig, runs: Sequence[Run], rows: Sequence[int]) -> list
 
 
 def _launch_key(config: TrainConfig, run: Run, rows: Sequence[int]) -> Hashable:
-    options = config.options, config.plugin_options
     own, count = run_config(config, run) if run.values else config, rows[run.data]
     parts = [algorithm_class(config.algorithm).launch_key(own.options, count, run.data)]
     for name, plugin_options in zip(plugin_names(own.plugins, own.algorithm), own.plugin_options, strict=True):
         parts.append(PLUGINS[name][1].launch_key(plugin_options, count, run.data))
     for swept, (_, value) in zip(config.swept if run.values else (), run.values, strict=True):
-        # 0 often switches a term off altogether
-        parts.append(value == 0 if _stacks(swept, options, value) else (swept.flag, value))
+        stacks = may_differ(swept.field) and isinstance(value, float | int)
+        parts.append(value == 0 if stacks else (swept.name, value))  # 0 often switches a term off altogether
     return tuple(parts)
 
 
-def _stacks(swept: Swept, options: Options, value: Any) -> bool:
-    """Whether the value may differ within a launch; a class does not speak for those that inherit from it."""
-    owner = options[0] if swept.place == ALGORITHM else options[1][swept.place]
-    return swept.field in vars(type(owner)).get("stackable", ()) and isinstance(value, float | int)
-
-
-def stacked_options(config: TrainConfig, runs: Sequence[Run], device: torch.device, dtype: torch.dtype) -> Options:
+def stacked_options(config: TrainConfig, runs: Sequence[Run], device: torch.device, dtype: torch.dtype) -> RunOptions:
     """The options of runs that share a launch: numbers, or tensors [R] where they differ."""
-    if not runs[0].values:
-        return config.options, config.plugin_options
-    own = run_config(config, runs[0])
-    algorithm_options, plugin_options = copy(own.options), tuple(copy(options) for options in own.plugin_options)
-    for i, swept in enumerate(config.swept):
-        values = [run.values[i][1] for run in runs]
-        if any(value != values[0] for value in values):
-            kind = torch.int64 if all(isinstance(value, int) for value in values) else dtype
-            owner = algorithm_options if swept.place == ALGORITHM else plugin_options[swept.place]
-            # past the class's own check, which every run's values have passed one by one
-            object.__setattr__(owner, swept.field, torch.tensor(values, dtype=kind, device=device))
-    return algorithm_options, plugin_options
+    own = [run_config(config, run) for run in runs] if runs[0].values else [config]
+    of_plugins = zip(*(one.plugin_options for one in own), strict=True)
+    return (
+        stacked([one.options for one in own], device, dtype),
+        tuple(stacked(options, device, dtype) for options in of_plugins),
+    )

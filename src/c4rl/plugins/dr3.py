@@ -8,16 +8,14 @@ import torch
 from torch import Tensor
 
 from c4rl.core.buffer import TransitionBuffer
-from c4rl.core.errors import InputError
 from c4rl.core.networks import per_row
+from c4rl.core.options import Options, PerRun, option
 from c4rl.plugins.seams import CriticStep, Host, Plugin
 
 
 @dataclass(frozen=True)
-class DR3Config:
-    stackable: ClassVar[frozenset[str]] = frozenset({"dr3_weight"})
-
-    dr3_weight: float = 0.03
+class DR3Config(Options):
+    dr3_weight: PerRun = option(0.03, at_least=0, at_most=1e6)
     """c0. 0.03 is DR3's for CQL on Atari; for other data 0.0001 to 0.3 is worth a search, as it scales with the
     features."""
     dr3_next_action: Literal["backup", "data"] = "backup"
@@ -27,13 +25,11 @@ class DR3Config:
     dr3_absolute: bool = False
     """Penalise the dot product's size whatever its sign; features after a ReLU have one sign."""
 
-    def __post_init__(self) -> None:
-        if not self.dr3_weight >= 0:
-            raise InputError(f"--dr3-weight: found {self.dr3_weight}, expected 0 or more")
-
 
 class DR3(Plugin):
     """c0 · mean φ(s, a)·φ(s', a') for each head, φ the online critic's last hidden layer on both sides."""
+
+    needs_critic: ClassVar[bool] = True
 
     def __init__(self, config: DR3Config) -> None:
         self.config = config

@@ -1,7 +1,8 @@
 """The seams: what may be plugged into any algorithm, and what it is shown there.
 
-An algorithm asks its `Plugins` for four things and knows none of them by name: which rows form the batch, what is added
-to each critic's loss, whether critics carry LayerNorm, and what is added to the actor's loss.
+An algorithm asks its `Plugins` for four things and knows none of them by name: which rows form the batch (a sampler,
+a weight per row, and where wanted other rows for the actor), what is added to each critic's loss, whether critics carry
+LayerNorm, and what is added to the actor's loss.
 """
 
 from collections.abc import Hashable, Sequence
@@ -9,7 +10,8 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
-from c4rl.core.buffer import Batch, TransitionBuffer, UniformSampler
+from c4rl.core.buffer import Batch, TransitionBuffer
+from c4rl.core.errors import InputError
 from c4rl.core.networks import Critic, CriticOutput, Stack
 from c4rl.core.policies import TanhGaussian
 from c4rl.core.random import Streams
@@ -35,8 +37,8 @@ class CriticStep(NamedTuple):
 class ActorStep(NamedTuple):
     """One actor update as an added term sees it."""
 
-    batch: Batch
-    critic: Critic
+    batch: Batch  # the actor's
+    critic: Critic | None  # None where the algorithm has none
     actions: Tensor  # [R, B, a], the policy's actions at s, with graph
     log_prob: Tensor | None  # [R, B] of those actions; None for deterministic policies
     distribution: TanhGaussian | None
@@ -45,6 +47,7 @@ class ActorStep(NamedTuple):
 class Host(Protocol):
     """The algorithm, as a plug-in sees it."""
 
+    config_type: ClassVar[type[Any]]
     has_critic: ClassVar[bool]
     has_actor_term: ClassVar[bool]
     config: Any
@@ -64,7 +67,15 @@ class Plugin:
     """Does nothing; a plug-in overrides what it needs."""
 
     critic_layer_norm = False
+    needs_critic: ClassVar[bool] = False
+    monitored: ClassVar[bool] = False  # its runs log the cross-covariance
     period: int | None = None  # updates between two calls of `refresh`
+
+    @classmethod
+    def clash(cls, other: "type[Host] | type[Plugin]") -> str | None:
+        """What this plug-in and the other part would both do, in words, where that is one too many."""
+        chooses = [issubclass(kind, Plugin) and kind.sampler is not Plugin.sampler for kind in (cls, other)]
+        return "choose the rows of a batch" if all(chooses) else None
 
     @classmethod
     def check(cls, options: Any, algorithm: type[Host], algorithm_options: Any) -> None:
@@ -81,8 +92,18 @@ class Plugin:
     def start(self, algorithm: Host) -> None:
         """Called once before the first update of runs that begin; others have their state restored instead."""
 
+    def row_weights(self, buffer: TransitionBuffer) -> Tensor | None:
+        """How often rows are drawn: weights of 0 or more of each run's own rows [R, n], n of the longest run; None: all
+        alike. Asked for once, before `attach`; `refresh` may write new ones in place. Those of several plug-ins
+        multiply, and a sampler takes them up: clusters at their next refresh."""
+        return None
+
     def sampler(self) -> Sampler | None:
-        """The rows of the batch, instead of uniform ones."""
+        """The rows of the batch, instead of ones drawn from all by their weights."""
+        return None
+
+    def actor_sampler(self) -> Sampler | None:
+        """The rows of the actor's batch, instead of the critics' rows."""
         return None
 
     def critic_penalty(self, step: CriticStep) -> Tensor | None:
@@ -91,7 +112,7 @@ class Plugin:
 
     @property
     def has_actor_term(self) -> bool:
-        """Whether there is one: without, nobody looks at an ActorStep."""
+        """Whether `actor_term` adds anything; if no plug-in does, no ActorStep is made."""
         return False
 
     def actor_term(self, step: ActorStep) -> Tensor | None:
@@ -105,7 +126,7 @@ class Plugin:
 
     @property
     def static_refresh(self) -> bool:
-        """Whether `refresh` may be captured in a CUDA graph: the same operations each time, no word to the host."""
+        """Whether a CUDA graph may capture `refresh`: the same operations each time, no waiting for the host."""
         return False
 
     def metrics(self) -> dict[str, Tensor]:
@@ -121,11 +142,11 @@ class Plugin:
         return {}
 
     def unpadded(self, name: str, tensor: Tensor, run: int) -> Tensor:
-        """One run's slice of a tensor of `state`, less what only its company in the stack made it hold."""
+        """One run's slice of a tensor of `state`, without the padding that the stack added."""
         return tensor
 
     def padded(self, name: str, own: Tensor, run: int) -> Tensor:
-        """The reverse: what `unpadded` gave, as long as this stack needs it."""
+        """The reverse: pad what `unpadded` gave to this stack's size."""
         return own
 
 
@@ -139,9 +160,21 @@ class Plugins:
     def critic_layer_norm(self) -> bool:
         return any(plugin.critic_layer_norm for plugin in self.all)
 
+    def row_weights(self, buffer: TransitionBuffer) -> tuple[Tensor, ...]:
+        """[R, n] of each plug-in that weighs rows."""
+        found = {plugin: weights for plugin in self.all if (weights := plugin.row_weights(buffer)) is not None}
+        for plugin, weights in found.items():
+            if not (weights.isfinite().all() and (weights >= 0).all() and (weights.sum(1) > 0).all()):
+                name = type(plugin).__name__
+                raise InputError(f"{name}: found weights of rows that are negative, not finite or all 0 in a run")
+        return tuple(found.values())
+
     def sampler(self, buffer: TransitionBuffer) -> Sampler:
         samplers = [sampler for plugin in self.all if (sampler := plugin.sampler()) is not None]
-        return samplers[0] if samplers else UniformSampler(buffer)
+        return samplers[0] if samplers else buffer.sampler()
+
+    def actor_sampler(self) -> Sampler | None:
+        return next((sampler for plugin in self.all if (sampler := plugin.actor_sampler()) is not None), None)
 
     def critic_penalty(self, step: CriticStep) -> Tensor | float:
         terms = [term for plugin in self.all if (term := plugin.critic_penalty(step)) is not None]

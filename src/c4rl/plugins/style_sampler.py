@@ -1,7 +1,7 @@
 """SORL's trajectory styles as a plug-in: C4's single-cluster batches, with styles of trajectories for clusters.
 
 The EM over trajectories runs once, before the first update; then z ~ p_z and rows ~ p̂(z|τ(i)), without any penalty.
-Beside C4 it shows what is clustered: whole trajectories by who acted, or transitions by the critic.
+It clusters whole trajectories by who acted, where C4 clusters transitions by the critic.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from c4rl.core.buffer import TransitionBuffer
-from c4rl.core.errors import InputError
+from c4rl.core.options import option
 from c4rl.core.random import Streams
 from c4rl.plugins.c4.cluster_sampler import ClusterSampler
 from c4rl.plugins.seams import Host, Plugin, Sampler
@@ -19,26 +19,25 @@ from c4rl.plugins.trajectory_styles import StyleConfig, TrajectoryStyles, of_row
 
 @dataclass(frozen=True)
 class StyleSamplerConfig(StyleConfig):
-    styles: int = 5
+    styles: int = option(5, at_least=1, at_most=1000)
     """m: behaviour policies that the trajectories are a mixture of; as many as C4 has clusters."""
-    style_pool: int = 40_000
+    style_pool: int = option(40_000, at_least=2, at_most=1e9)
     """Rows that batches are drawn from at a time; larger data are walked through pool by pool."""
-    style_period: int = 200
+    style_period: int = option(200, at_least=1, at_most=1e9)
     """Updates between two pools, where there are several."""
-
-    def __post_init__(self) -> None:
-        self.check()
-        if self.style_pool < 2:
-            raise InputError(f"--style-pool: found {self.style_pool}, expected 2 or more rows")
-        if self.style_period < 1:
-            raise InputError(f"--style-period: found {self.style_period}, expected 1 or more updates")
 
 
 class StyleSampler(Plugin):
-    """Batches of one style each, for any algorithm with a critic."""
+    """Batches of one style each, for any algorithm."""
 
     def __init__(self, config: StyleSamplerConfig) -> None:
         self.config = config
+
+    @classmethod
+    def clash(cls, other: type[Host] | type[Plugin]) -> str | None:
+        if issubclass(getattr(other, "config_type", object), StyleConfig):
+            return "find the styles of trajectories"
+        return super().clash(other)
 
     def attach(self, algorithm: Host, buffer: TransitionBuffer) -> None:
         config, stack = self.config, algorithm.stack
@@ -86,4 +85,5 @@ class StyleSampler(Plugin):
     @torch.no_grad()
     def _take_up_pool(self, index: int) -> None:
         rows = self.tables.pool_rows(index)
-        self.tables.refresh(of_rows(rows, self.buffer, self.posteriors), index)
+        posteriors = of_rows(rows, self.buffer, self.posteriors)
+        self.tables.refresh(posteriors, index, row_weights=self.buffer.row_weights)

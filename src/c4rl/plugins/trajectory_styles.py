@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from c4rl.core.buffer import Batch, TransitionBuffer
-from c4rl.core.errors import InputError
 from c4rl.core.networks import Stack, StackedMLP
 from c4rl.core.optimizers import FlatAdam
+from c4rl.core.options import Options, option
 from c4rl.core.random import Streams
 from c4rl.plugins.c4.gaussian_mixture import kmeans_start
 
@@ -26,49 +26,33 @@ CHUNK = {"cpu": 1024, "cuda": 8192}  # rows per forward pass of an E-step
 
 
 @dataclass(frozen=True)
-class StyleConfig:
+class StyleConfig(Options):
     """Options of the EM over trajectories."""
 
-    styles: int = 3
+    styles: int = option(3, at_least=1, at_most=1000)
     """m: behaviour policies that the trajectories are a mixture of."""
-    trajectories_per_style: int = 3
+    trajectories_per_style: int = option(3, at_least=1, at_most=1e9)
     """Data of few trajectories get fewer styles: at most one for each so many trajectories of five steps or more."""
-    style_rounds: int = 20
+    style_rounds: int = option(20, at_least=1, at_most=1e6)
     """EM rounds."""
-    style_steps: int = 200
+    style_steps: int = option(200, at_least=1, at_most=1e9)
     """Gradient steps of an M-step, one per round."""
-    style_batch_size: int = 256
+    style_batch_size: int = option(256, at_least=2, at_most=1e6)
     """Rows per gradient step and run."""
-    style_lr: float = 3e-4
+    style_lr: float = option(3e-4, above=0, at_most=1)
     """Adam's step size for the behaviour policies."""
-    style_layers: int = 2
+    style_layers: int = option(2, at_least=1, at_most=100)
     """Hidden layers of the trunk that the behaviour policies share."""
-    style_width: int = 256
+    style_width: int = option(256, at_least=1, at_most=100_000)
     """Units per hidden layer of that trunk."""
-    style_temperature: float = 0.05
+    style_temperature: float = option(0.05, above=0, at_most=1e6)
     """T of the E-step, softmax(log p_i + l_i / T) with l_i the mean log-likelihood per step. Warm ones let all styles
     melt into one: of eight random starts on hopper-medium-expert, T = 0.1 lost two so, T = 0.05 none."""
-    style_least_share: float = 0.5
+    style_least_share: float = option(0.5, at_least=0, below=1)
     """A style with less than this part of an equal share is started anew from the largest, in the first half of
-    the rounds."""
-    style_rows: int = 200_000
+    the rounds; 0: never."""
+    style_rows: int = option(200_000, at_least=1, at_most=1e9)
     """Rows an E-step looks at; of larger data, every n-th step of each trajectory."""
-
-    def check(self) -> None:
-        """Refuse numbers that make no sense."""
-        for name in ("styles", "trajectories_per_style", "style_rounds", "style_steps", "style_layers", "style_width"):
-            _require(name, getattr(self, name) >= 1, getattr(self, name), "1 or more")
-        _require("style_batch_size", self.style_batch_size >= 2, self.style_batch_size, "2 or more")
-        _require("style_rows", self.style_rows >= 1, self.style_rows, "1 or more")
-        _require("style_lr", self.style_lr > 0, self.style_lr, "a positive number")
-        _require("style_temperature", self.style_temperature > 0, self.style_temperature, "a positive number")
-        share = self.style_least_share
-        _require("style_least_share", 0 <= share < 1, share, "0 (off) or more, and less than 1")
-
-
-def _require(field: str, holds: bool, found: object, expected: str) -> None:
-    if not holds:
-        raise InputError(f"--{field.replace('_', '-')}: found {found}, expected {expected}")
 
 
 class StyleDistributions(NamedTuple):

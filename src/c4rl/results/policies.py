@@ -62,9 +62,6 @@ def score_folder(folder: Path, episodes: int, checkpoint: str, seed: int, name: 
     config = job_config(folder)
     if "none" in config.task:
         raise InputError(f"{folder}: was trained with --task none, expected a task with a simulator")
-    for flag, value, least in (("episodes", episodes, 1), ("seed", seed, 0)):
-        if value < least:
-            raise InputError(f"--{flag}: found {value}, expected {least} or more")
     policies = load_policies(RunDirectory(folder).policy(checkpoint))
     runs = [run for run in runs_of(config) if run.key in policies]
     runs = [_named(folder, runs, name)] if name is not None else runs
@@ -73,11 +70,10 @@ def score_folder(folder: Path, episodes: int, checkpoint: str, seed: int, name: 
     kinds = {}
     for task_name in tasks:
         task, own = get_task(task_name), [run for run in runs if config.tasks[run.dataset] == task_name]
-        kinds[task_name] = "normalised" if task.reference_min is not None else "raw return"
+        kinds[task_name] = task.score_name
         with EvaluationPool(task) as pool:
             returns = pool.evaluate([policies[run.key] for run in own], episodes, seed)
-        scores = task.normalise(returns) if task.reference_min is not None else returns
-        for run, run_scores, run_returns in zip(own, scores, returns, strict=True):
+        for run, run_scores, run_returns in zip(own, task.normalise(returns), returns, strict=True):
             rows[run.key] = {
                 **run.facts,
                 **({"task": task_name} if len(tasks) > 1 else {}),

@@ -55,31 +55,13 @@ def speed(
     action_dim: int = 6,
     hidden_layers: int | None = None,
     hidden_width: int | None = None,
-    precision: Literal["fp32", "tf32", "bf16x3", "bf16x6"] = "fp32",
+    precision: Literal["fp32", "bf16x3"] = "fp32",
     seconds: float = 5.0,
     device: str = "auto",
     threads: int | None = None,
     json: Path | None = None,
 ) -> int:
-    """Measure updates per second on made-up data of a given shape, evaluation and logging left out.
-
-    Args:
-        algorithms: which ones; of algorithms with several stages, each stage.
-        plugins: measure with each of these, where the algorithm has a critic.
-        runs: stack sizes; default 1 and 5, on a GPU also 25.
-        modes: on a GPU, updates as one CUDA graph or eager, with fused kernels or PyTorch's own (plain). Default:
-            graph, and for TD3+BC and CQL with 1 and 25 runs the others too.
-        rows: rows of data.
-        observation_dim: width of an observation.
-        action_dim: width of an action.
-        hidden_layers: of networks, instead of each algorithm's own number.
-        hidden_width: likewise, units of a layer.
-        precision: of matrix products on a GPU, also of kinds that are not offered for training.
-        seconds: how long each measurement lasts.
-        device: auto, cpu, cuda or cuda:N.
-        threads: CPU threads; default all cores.
-        json: also write the result to this new file.
-    """
+    """Measure updates per second on made-up data of a given shape, evaluation and logging left out."""
     if json is not None and json.exists():
         raise InputError(f"--json {json}: exists already, expected a new file (nothing is overwritten)")
     if threads is not None:

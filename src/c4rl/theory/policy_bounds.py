@@ -1,4 +1,5 @@
-"""Section 5 and its appendix: lower bounds of the CQL target, cluster-wise training, and what a KL term stabilises.
+"""Training on clustered buffers, and its appendix: lower bounds of the CQL target, cluster-wise training, and what a KL
+term stabilises.
 
 Holds with a correction or only under more than is printed (counterexamples in tests/theory/test_policy_bounds.py):
 - Global freeze: the bound holds for Q = Q^pi, where V^pi = E_pi Q. With a critic that overestimates, it fails.

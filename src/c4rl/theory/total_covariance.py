@@ -4,6 +4,8 @@ The identity and the bounds hold as printed, for soft responsibilities too: draw
 with Z | i ~ r_i. What does not follow is that ||C_z|| is below ||C||: a cross-covariance has no sign, and the two
 parts can cancel. What does shrink on average is the bound:
 sum_z p_z sqrt(tr Sigma'_z tr Sigma_z) <= sqrt(tr Sigma' tr Sigma).
+The global objective L_TD + lambda sum_z p_z ||C_z||_F^2 over (phi, p, mu, Omega) lacks the mixture's likelihood: as
+printed, Omega_z with C_z = 0 minimises it whatever the data. Algorithm 1 takes p, mu and Omega from EM instead.
 """
 
 from typing import NamedTuple

@@ -111,11 +111,8 @@ class Display:
     def _draw(self) -> None:
         assert self._live is not None
         names = [n for n in ("critic_loss", "actor_loss", "q") if any(n in run for run in self.runs.values())]
-        scores = [
-            n
-            for n in ("score", "best", "held_out_td_rmse", "held_out_action_rmse")
-            if any(n in run for run in self.runs.values())
-        ]
+        found = dict.fromkeys(name for run in self.runs.values() for name in run)
+        scores = [name for name in found if name in ("score", "best") or name.endswith("_rmse")]
         table = Table(title=self.title, title_justify="left")
         first = "run" if any(self.groups.values()) else "seed"
         for heading in (first, *names, *scores, "state"):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from c4rl.core.buffer import Batch
+from c4rl.core.buffer import Batch, TransitionBuffer
 from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.data.packing import pack_datasets
 from c4rl.environments.evaluation import MAX_WORKERS, EvaluationPool, _available_cores
@@ -70,18 +70,18 @@ class SimulatorEvaluation:
             pool.close()
 
 
-def score_record(task: Any, returns: np.ndarray) -> dict[str, Any]:
-    scores = task.normalise(returns) if task.reference_min is not None else returns
-    return {"score": float(np.mean(scores)), "returns": [float(r) for r in returns]}
+def score_record(task: Task, returns: np.ndarray) -> dict[str, Any]:
+    return {"score": float(np.mean(task.normalise(returns))), "returns": [float(r) for r in returns]}
 
 
 class HeldOutEvaluation:
-    """On trajectories kept from training: the critic's TD error and the policy's distance to the logged actions."""
+    """On rows kept from training (or, where none are, on those trained on): the critic's TD error and the policy's
+    distance to the logged actions."""
 
-    def __init__(self, config: TrainConfig, preparations: Sequence[Preparation], device: torch.device) -> None:
+    def __init__(self, preparations: Sequence[Preparation], training: TransitionBuffer) -> None:
         kept = [(p.held_out, p.scaling) for p in preparations if p.held_out is not None]
-        assert len(kept) == len(preparations)
-        self.buffer = pack_datasets(kept, device)
+        self.rows = "held_out" if kept else "training"
+        self.buffer = pack_datasets(kept, training.packed.device) if kept else training
 
     def __call__(self, launches: list[Launch], policies: Mapping[RunKey, NumpyPolicy]) -> dict[RunKey, dict[str, Any]]:
         out: dict[RunKey, dict[str, Any]] = {}
@@ -98,9 +98,9 @@ class HeldOutEvaluation:
                 squared_error += error
                 squared_distance += distance
             for run, key in enumerate(launch.keys):
-                out[key] = {"held_out_action_rmse": float((squared_distance[run] / rows[run]).sqrt())}
+                out[key] = {f"{self.rows}_action_rmse": float((squared_distance[run] / rows[run]).sqrt())}
                 if launch.algorithm.has_critic:
-                    out[key]["held_out_td_rmse"] = float((squared_error[run] / rows[run]).sqrt())
+                    out[key][f"{self.rows}_td_rmse"] = float((squared_error[run] / rows[run]).sqrt())
         return out
 
     @staticmethod
@@ -114,3 +114,20 @@ class HeldOutEvaluation:
 
     def close(self) -> None:
         pass
+
+
+def explain_held_out(name: str, datasets: Sequence[Mapping[str, Any]]) -> str:
+    """What a number of `HeldOutEvaluation` is, in which unit, and what is good; datasets: their facts."""
+    rows = "held-out rows" if name.startswith("held_out") else "rows trained on"
+    if name.endswith("action_rmse"):
+        known = ", ".join(f"{facts['mean_action_rmse']:.4g}" for facts in datasets)
+        return (
+            f"The policy's root mean square distance from the logged actions of the {rows}, where each action's bounds "
+            f"count as -1 and 1. 0 repeats them; always playing their mean gives {known}."
+        )
+    known = ", ".join(f"{facts['zero_critic_td_rmse']:.4g}" for facts in datasets)
+    return (
+        f"The critic's root mean square TD error on the {rows}, in units of the training rewards. 0 fits perfectly; a "
+        f"critic that answers 0 gives {known}. Compare it between runs of equal data, rewards and discount; it says "
+        "nothing about the policy."
+    )

@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 from c4rl.algorithms.algorithm import Algorithm
-from c4rl.core.buffer import Batch, TransitionBuffer, UniformSampler
+from c4rl.core.buffer import TransitionBuffer, UniformSampler
 from c4rl.core.networks import Stack
 from c4rl.core.numpy_policy import NumpyPolicy
-from c4rl.core.ops import fused, kernels, products
+from c4rl.core.ops import kernels, products
+from c4rl.core.ops.metrics import add_metrics, note_failures
 from c4rl.core.random import Streams
 from c4rl.data.packing import Scaling
 from c4rl.jobs.config import TrainConfig
-from c4rl.jobs.registry import PLUGINS, algorithm_class, plugin_names
+from c4rl.jobs.registry import MONITOR, PLUGINS, algorithm_class, plugin_names
 from c4rl.jobs.runs import Run, RunKey, as_runs, launch_groups, runs_of, stacked_options
-from c4rl.plugins.c4.monitor import CrossCovarianceMonitor
 from c4rl.plugins.seams import Plugin, Plugins
 from c4rl.training.cuda_graph import GraphedCalls
 from c4rl.training.snapshot import RunState, Snapshot
@@ -64,14 +64,16 @@ class Launch:
         names = plugin_names(config.plugins, config.algorithm)
         own_options, plugin_options = stacked_options(config, self.runs, device, dtype)
         chosen = [_maker(PLUGINS[name][1])(options) for name, options in zip(names, plugin_options, strict=True)]
-        if (config.monitor or "c4" in names) and algorithm_class(config.algorithm).has_critic:
-            chosen.append(CrossCovarianceMonitor())
+        monitored = config.monitor or any(plugin.monitored for plugin in chosen)
+        if monitored and algorithm_class(config.algorithm).has_critic:
+            chosen.append(MONITOR())
         self.plugins = Plugins(chosen)
         observation_dim, action_dim = buffer.widths
         stack = Stack(tuple(self.seeds), observation_dim, action_dim, device, dtype, config.updates)
         self.algorithm: Algorithm = _maker(algorithm_class(config.algorithm))(
             own_options, stack, self.streams, self.plugins
         )
+        self.buffer.weights = self.plugins.row_weights(self.buffer)
         with kernels(config.fused_kernels):
             self.algorithm.attach(self.buffer)
             for plugin in self.plugins.all:
@@ -79,6 +81,7 @@ class Launch:
             for plugin in self.plugins.all if states is None else ():
                 plugin.start(self.algorithm)
         self.sampler, self.uniform_sampler = self.plugins.sampler(self.buffer), UniformSampler(self.buffer)
+        self.actor_sampler = self.plugins.actor_sampler()
         self.precision = config.precision  # of updates; refreshes and diagnostics are always float32
         self.stage = 0  # of the last update
         # names and sums since the last reading of each stage's metrics; a captured graph adds to its stage's sums
@@ -116,26 +119,17 @@ class Launch:
         self.step.add_(1)
         stage = self.algorithm.stages[self.stage]
         sampler = self.sampler if stage.plugged else self.uniform_sampler
-        batch: Batch = self.buffer.gather(sampler.rows(self.streams, stage.batch_size))
-        metrics = self.algorithm.update(batch, step)
+        batch = actor_batch = self.buffer.gather(sampler.rows(self.streams, stage.batch_size))
+        if self.actor_sampler is not None and stage.plugged:
+            actor_batch = self.buffer.gather(self.actor_sampler.rows(self.streams, stage.batch_size))
+        metrics = self.algorithm.update(batch, step, actor_batch)
         for plugin in self.plugins.all if stage.plugged else ():
             metrics |= plugin.metrics()
         if self.stage not in self._metrics:
             self._metrics[self.stage] = sorted(metrics), torch.zeros_like(torch.stack(list(metrics.values())))
         names, sums = self._metrics[self.stage]
-        values = torch.stack([metrics[name] for name in names])  # [metrics, R]
-        if fused(values):
-            from c4rl.core.triton.metrics import add_metrics  # needs Triton
-
-            add_metrics(values, sums, self.failed_at, self.step)
-        else:
-            sums += values
-            self._note_failures(values)
-
-    def _note_failures(self, values: Tensor) -> None:
-        """values [..., R]: runs with a number that is not finite failed at this update, if not before."""
-        bad = ~values.isfinite().flatten(0, -2).all(0) & (self.failed_at < 0)
-        self.failed_at.copy_(torch.where(bad, self.step, self.failed_at))
+        values = torch.stack([metrics[name] for name in names]).detach()  # [metrics, R]
+        add_metrics(values, sums, self.failed_at, self.step)
 
     def _due(self, step: int) -> list[Plugin]:
         plugged = self.plugins.all if self.algorithm.stages[self.stage].plugged else ()
@@ -151,6 +145,7 @@ class Launch:
             found = self.algorithm.after_update(step)
             for plugin in self._due(step):
                 found = found | self._refreshes[plugin](step)
+            self.buffer.take_up_weights()
         if not found:
             return {}
         per_run = torch.stack(list(found.values())).T.tolist()
@@ -178,7 +173,7 @@ class Launch:
             for tensor in self.live_state().values()
             if tensor.dim() and tensor.is_floating_point() and tensor.numel()
         ]
-        self._note_failures(torch.stack(largest))
+        note_failures(torch.stack(largest), self.failed_at, self.step)
         steps = zip(self.keys, self.failed_at.tolist(), strict=True)
         out = {key: (step, "a loss or weight was not finite") for key, step in steps if step >= 0}
         for plugin in self.plugins.all:
@@ -224,6 +219,7 @@ class Launch:
         for name, tensor in self.live_state().items():
             runs = [self._padded(name, states[key][name], run) for run, key in enumerate(self.keys)]
             tensor.copy_(torch.stack(runs) if tensor.dim() else runs[0])
+        self.buffer.take_up_weights()
         first = states[self.keys[0]]
         self.metric_count, self.stage = int(first[f"{METRICS}count"]), int(first[f"{METRICS}stage"])
         names = sorted({n.removeprefix(METRICS) for n in first if n.startswith(METRICS)} - {"count", "stage"})
@@ -236,7 +232,7 @@ class Launch:
         job's prepared data in their order."""
         scalings = [scaling if isinstance(scaling, Scaling) else scaling[run.data] for run in self.runs]
         weights, biases = (
-            [t.detach().float().cpu().numpy() for t in tensors] for tensors in self.algorithm.policy_layers()
+            [t.detach().float().cpu().numpy() for t in tensors] for tensors in self.algorithm.evaluated_policy()
         )
         return {
             key: NumpyPolicy(

@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 
 from c4rl.core.errors import InputError
+from c4rl.core.extras import how_to_install
 from c4rl.core.files import write_json
 from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.core.ops import available, missing
@@ -95,7 +96,7 @@ class Trainer:
         self.evaluations, self.in_background = PendingEvaluations(), in_background(config, device)
         self.clustering = DeviceTimer(device)
         self.evaluate: SimulatorEvaluation | HeldOutEvaluation = (
-            HeldOutEvaluation(config, preparations, device)
+            HeldOutEvaluation(preparations, self.buffer)
             if preparations[0].task.name == "none"
             else SimulatorEvaluation(config, preparations, spare_cores=1 if self.in_background else 0)
         )
@@ -122,7 +123,11 @@ class Trainer:
         if config.precision != "fp32":
             own_kernels = available(self.device) and config.fused_kernels
             title += f", {config.precision if own_kernels else f'fp32 ({config.precision} needs fused GPU kernels)'}"
+        for sentence in dict.fromkeys(f"{p.facts['path']}: {text}" for p in self.preparations for text in p.warnings):
+            self.console.print(f"warning: {sentence}", highlight=False, markup=False, soft_wrap=True)
         self.display = Display(title, self.runs, self.total, self.progress.update, self.console)
+        if not self.directory.has_tensorboard:
+            self.display.message(f"no logs for TensorBoard: {how_to_install('tensorboard')}")
         self._start_clock()
         try:
             with self._graceful_interruption():
@@ -319,7 +324,7 @@ class Trainer:
             policies = load_pending(self.directory.path, update)
             assert isinstance(self.evaluate, SimulatorEvaluation)
             self.evaluations.add(update, policies, self.evaluate.submit(policies))
-        self.records = [line for line in lines if "score" in line or "held_out_action_rmse" in line]
+        self.records = [line for line in lines if any(name == "score" or name.endswith("action_rmse") for name in line)]
         best = self.directory.policy("best")
         if any("score" in record for record in self.records) and best.exists():
             self.best_policies = load_policies(best)

@@ -8,16 +8,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from c4rl.algorithms.bc import BCConfig
 from c4rl.core.errors import InputError
 from c4rl.data.dataset import Dataset
-from c4rl.data.info import observation_statistics
-from c4rl.data.loading import load_dataset
-from c4rl.data.packing import Scaling
-from c4rl.data.subsets import hold_out, row_subset, subset_with_replacement, top_fraction, trajectory_subset
-from c4rl.environments.making import make_environment
+from c4rl.data.info import describe, observation_statistics
+from c4rl.data.loading import load_for_task
+from c4rl.data.packing import Scaling, baselines
+from c4rl.data.subsets import (
+    hold_out,
+    row_subset,
+    subset_with_replacement,
+    trajectory_returns,
+    trajectory_subset,
+    whole_trajectories,
+)
 from c4rl.environments.tasks import Task, get_task, missing
 from c4rl.jobs.config import TrainConfig
+from c4rl.jobs.registry import algorithm_class
 from c4rl.jobs.runs import data_configs
 
 # --subset -> (data, rows, seed) -> fewer data
@@ -38,6 +44,7 @@ class Preparation:
     held_out: Dataset | None
     scaling: Scaling
     facts: dict[str, Any]  # the summary's "dataset" entry
+    warnings: list[str]  # those of `c4rl data info`
 
 
 def prepare(config: TrainConfig) -> Preparation:
@@ -46,20 +53,18 @@ def prepare(config: TrainConfig) -> Preparation:
     task = get_task(task_name)
     if task.name != "none" and (reason := missing(task)) is not None:
         raise InputError(f"--task {task_name}: cannot be evaluated here: {reason}")
-    low = _bounds("action-low", config.action_low)
-    high = _bounds("action-high", config.action_high)
-    if task.domain == "gym" and low is None and high is None:
-        low, high = _environment_bounds(task)
-    full = load_dataset(path, task=task, action_low=low, action_high=high, clip_actions=config.clip_actions)
+    full = load_for_task(path, task, config.action_low, config.action_high, config.clip_actions)
     train, held = full, None
-    if task.name == "none":
+    if task.name == "none" and config.hold_out > 0:
         train, held = hold_out(train, config.hold_out, config.subset_seed)
     if config.size is not None:
         train = SUBSETS[config.subset](train, config.size, config.subset_seed)
-    if isinstance(config.options, BCConfig) and config.options.top_fraction != 1:
-        train = top_fraction(train, config.options.top_fraction, discount=0.99)
+    train = algorithm_class(config.algorithm).select_rows(config.options, train)
     facts = {"path": str(path), "rows": len(train), "sha256": full.sha256, "file_rows": len(full)}
-    return Preparation(task, train, held, _scaling(config, train, full), facts)
+    scaling = _scaling(config, train, full)
+    if task.name == "none":
+        facts |= baselines(train if held is None else held, scaling)
+    return Preparation(task, train, held, scaling, facts, describe(full)["warnings"])
 
 
 def prepare_all(config: TrainConfig) -> tuple[Preparation, ...]:
@@ -75,22 +80,6 @@ def prepare_all(config: TrainConfig) -> tuple[Preparation, ...]:
     return first, *others
 
 
-def _bounds(flag: str, values: tuple[float, ...] | None) -> np.ndarray | None:
-    if values is None:
-        return None
-    if not np.all(np.isfinite(values)):
-        raise InputError(f"--{flag}: found {list(values)}, expected finite numbers")
-    return np.asarray(values, np.float32)
-
-
-def _environment_bounds(task: Task) -> tuple[np.ndarray | None, np.ndarray | None]:
-    environment = make_environment(task)
-    space: Any = environment.action_space  # a Box, or `get_task` would have refused it
-    environment.close()
-    low, high = space.low, space.high
-    return (low, high) if np.all(np.isfinite([low, high])) else (None, None)
-
-
 def _scaling(config: TrainConfig, train: Dataset, full: Dataset) -> Scaling:
     s = train.observation_dim
     mean, std = np.zeros(s, np.float32), np.ones(s, np.float32)
@@ -100,7 +89,7 @@ def _scaling(config: TrainConfig, train: Dataset, full: Dataset) -> Scaling:
     scaling = Scaling(mean, std, train.action_low, train.action_high, config.reward_scale, config.reward_shift)
     if not config.normalize_returns:
         return scaling
-    returns = np.bincount(train.trajectory_ids, weights=train.rewards)
+    returns = trajectory_returns(train)[whole_trajectories(train)]
     spread = float(returns.max() - returns.min())
     if spread == 0:
         raise InputError(

@@ -3,11 +3,13 @@
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from c4rl.core.errors import InputError
+from c4rl.core.extras import installed
 from c4rl.core.files import write_json
 from c4rl.core.typed_json import jsonable
 from c4rl.jobs.config import TrainConfig, read_config, to_json
@@ -25,6 +27,7 @@ class RunDirectory:
         self._metrics: IO[str] | None = None
         self._writers: dict[RunKey, Any] = {}
         self._runs: dict[RunKey, Run] = {}
+        self.has_tensorboard = installed("tensorboard")
 
     @property
     def checkpoint(self) -> Path:
@@ -39,7 +42,7 @@ class RunDirectory:
         self._acquire()
         write_json(self.path / "config.json", to_json(config))
         self._runs = {run.key: run for run in runs_of(config)}
-        self._open(after_update=0)
+        self._metrics = open(self.path / "metrics.jsonl", "a")  # noqa: SIM115 - held until close
 
     def reopen(self, config: TrainConfig) -> None:
         """Take an interrupted job's folder; `rewind` must follow."""
@@ -66,10 +69,10 @@ class RunDirectory:
         temporary = path.with_name(".metrics.jsonl.partial")
         temporary.write_text("".join(json.dumps(record) + "\n" for record in kept))
         os.replace(temporary, path)
-        self._open(after_update=min([update, *(late - 1 for late in pending)]))
+        self._metrics = open(path, "a")  # noqa: SIM115 - held until close
+        shutil.rmtree(self.path / "tensorboard", ignore_errors=True)  # it shows what metrics.jsonl holds, and no more
         for record in kept:
-            if record["update"] >= self._purge:  # TensorBoard can only forget all from an update on
-                self._show(record["update"], key_of(record), record)
+            self._show(record["update"], key_of(record), record)
         return kept
 
     def _acquire(self) -> None:
@@ -82,10 +85,6 @@ class RunDirectory:
                 f"{self.path}: in use by another c4rl process, expected a folder that none is using"
             ) from None
 
-    def _open(self, after_update: int) -> None:
-        self._metrics = open(self.path / "metrics.jsonl", "a")  # noqa: SIM115 - held until close
-        self._purge = after_update + 1
-
     def log(self, update: int, per_run: Mapping[RunKey, dict[str, Any]]) -> None:
         """A line of metrics.jsonl for each run, all in one go; and the numbers to TensorBoard."""
         assert self._metrics is not None
@@ -97,30 +96,20 @@ class RunDirectory:
 
     def _show(self, update: int, key: RunKey, values: dict[str, Any]) -> None:
         """To TensorBoard, in one event: one for each number would take five times as long."""
+        if not self.has_tensorboard:
+            return
         from tensorboard.compat.proto.summary_pb2 import Summary
+        from torch.utils.tensorboard import SummaryWriter
 
         if key not in self._writers:
-            self._writers[key] = self._new_writer(key)
+            # purge_step: a TensorBoard that watched an interrupted job forgets what is written here again
+            self._writers[key] = SummaryWriter(str(self.path / "tensorboard" / file_name(key)), purge_step=0)
         numbers = [
             Summary.Value(tag=name, simple_value=float(value))
             for name, value in values.items()
             if name not in ("update", "seed") and (isinstance(value, float | int) or value in NOT_FINITE)
         ]
         self._writers[key].file_writer.add_summary(Summary(value=numbers), update)
-
-    def _new_writer(self, key: RunKey) -> Any:
-        """A file of events that hides what earlier processes logged after the update this one began from.
-
-        TensorBoard reads files in the order of their names, which begin with the second of their making and go on
-        with the process number. A resumed job may begin within that second, or after the clock was set back, so
-        the files of earlier processes are renamed to numbers that come before any time.
-        """
-        from torch.utils.tensorboard import SummaryWriter
-
-        folder = self.path / "tensorboard" / file_name(key)
-        for number, earlier in enumerate(sorted(folder.glob("events.out.tfevents.*"))):
-            earlier.rename(earlier.with_name(f"events.out.tfevents.{number:010d}"))
-        return SummaryWriter(str(folder), purge_step=self._purge)
 
     def flush(self) -> None:
         """What was logged up to a checkpoint is on the disk before the checkpoint is."""

@@ -2,11 +2,13 @@
 
 import platform
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 import torch
 
+from c4rl.core.extras import installed
 from c4rl.core.version import __version__
 from c4rl.environments.tasks import Task, simulator
 from c4rl.jobs.config import TrainConfig
@@ -84,7 +86,7 @@ def _group(
         "dataset": str(config.dataset[first.dataset]),
         "values": dict(first.values),
         "seeds": [run.seed for run in runs],
-        "score": "normalised" if task.reference_min is not None else "raw return",
+        "score": task.score_name,
         "last": _result(final) if best else _held_out(final),
         "best": _result([best[run.key] for run in runs]) if best else None,
     }
@@ -117,19 +119,15 @@ def _result(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def _held_out(records: Sequence[Record]) -> dict[str, Any]:
-    names = [name for name in records[0] if name.startswith("held_out")]
+    names = [name for name in records[0] if name.endswith("_rmse")]
     return {name: [record[name] for record in records] for name in names}
 
 
 def versions() -> dict[str, str]:
-    import gymnasium
-    import mujoco
-
-    return {
+    found = {
         "c4rl": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
-        "gymnasium": gymnasium.__version__,
-        "mujoco": mujoco.__version__,
     }
+    return found | {name: version(name) for name in ("gymnasium", "mujoco") if installed(name)}

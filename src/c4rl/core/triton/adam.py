@@ -1,13 +1,12 @@
 """Adam over flat storage in one launch (PyTorch's fused one gives a tensor of this size to a handful of blocks)."""
 
 import math
+from collections.abc import Sequence
 
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
-
-from c4rl.core.optimizers import BETA_1, BETA_2, EPSILON
 
 BLOCK = 1024
 
@@ -50,15 +49,32 @@ def adam_step(
     second: Tensor,
     count: Tensor,
     lr: float | Tensor,
-    factor: Tensor | float = 1.0,
+    factor: Tensor | float,
+    beta_1: float,
+    beta_2: float,
+    epsilon: float,
 ) -> None:
-    """One step in place. lr: a number, or one per parameter like `flat`; factor multiplies it; count: steps so far."""
+    """See c4rl.core.ops.adam."""
     count += 1
     per_parameter, scheduled = isinstance(lr, Tensor), isinstance(factor, Tensor)
     assert scheduled or factor == 1.0
     number = 0.0 if isinstance(lr, Tensor) else lr
     _adam_kernel[(triton.cdiv(flat.numel(), BLOCK),)](
         flat, gradient, first, second, count, lr if per_parameter else flat, factor if scheduled else count,
-        number, flat.numel(), BETA_1, BETA_2, math.log(BETA_1), math.log(BETA_2), EPSILON,
+        number, flat.numel(), beta_1, beta_2, math.log(beta_1), math.log(beta_2), epsilon,
         per_parameter, scheduled, BLOCK,
     )  # fmt: skip
+
+
+def in_a_row(tensors: Sequence[Tensor]) -> Tensor | None:
+    """Dense tensors as the flat one that they are pieces of, in order and without gaps; None where they are not."""
+    first = tensors[0]
+    storage, place = first.untyped_storage().data_ptr(), first.storage_offset()
+    for tensor in tensors:
+        if (tensor.untyped_storage().data_ptr(), tensor.storage_offset()) != (
+            storage,
+            place,
+        ) or not tensor.is_contiguous():
+            return None
+        place += tensor.numel()
+    return first.as_strided((place - first.storage_offset(),), (1,))

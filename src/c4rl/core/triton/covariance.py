@@ -66,7 +66,7 @@ def _gradient_kernel(
     tl.store(DC + b * width * width + e, 2.0 * gradient * c, mask=inside)
 
 
-class _Penalty(torch.autograd.Function):
+class _Size(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, g_next: Tensor, g: Tensor, valid: Tensor, beta: Tensor) -> Tensor:
         runs, members, rows, width = g.shape
@@ -95,12 +95,12 @@ class _Penalty(torch.autograd.Function):
         return None, x @ dC, None, None
 
 
-def penalty(g_next: Tensor, g: Tensor, valid: Tensor, beta: float | Tensor) -> Tensor:
+def cross_covariance_size(g_next: Tensor, g: Tensor, valid: Tensor, beta: float | Tensor) -> Tensor:
     """g', g: [R, M, B, m]; valid: [R, 1, B] of 0 and 1; beta: a number or [R, 1]. Gives [R, M]; no gradient into g'."""
     if not isinstance(beta, Tensor):
         beta = _constant(beta, g.device)
     per_run = beta.reshape(-1).expand(len(g))
-    return _Penalty.apply(g_next.contiguous(), g.contiguous(), valid.squeeze(1).float(), per_run)
+    return _Size.apply(g_next.contiguous(), g.contiguous(), valid.squeeze(1).float(), per_run)
 
 
 @cache

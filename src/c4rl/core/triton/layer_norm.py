@@ -36,8 +36,8 @@ def _backward_kernel(
     DY, N, Y, RSTD, GAIN, DZ, D_GAIN, D_SHIFT, rows, width, members, gain_run, gain_member,
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    b, part = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    i, j = part * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    b, piece = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    i, j = piece * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
     inside = (i < rows)[:, None] & (j < width)[None, :]
     place = (b * rows + i[:, None]) * width + j[None, :]
     n = tl.load(N + place, mask=inside, other=0.0)
@@ -49,7 +49,7 @@ def _backward_kernel(
     rstd = tl.load(RSTD + b * rows + i, mask=i < rows, other=0.0)
     dz = (dn - tl.sum(dn, axis=1)[:, None] / width - n * along[:, None]) * rstd[:, None]
     tl.store(DZ + place, dz, mask=inside)
-    sums = (b * tl.num_programs(0) + part) * width + j
+    sums = (b * tl.num_programs(0) + piece) * width + j
     tl.store(D_GAIN + sums, tl.sum(dy * n, axis=0), mask=j < width)
     tl.store(D_SHIFT + sums, tl.sum(dy, axis=0), mask=j < width)
 
@@ -66,15 +66,20 @@ def norm_relu(z: Tensor, gain: Tensor, shift: Tensor, epsilon: float) -> tuple[T
     return y, z, rstd
 
 
-def norm_relu_gradient(dy: Tensor, n: Tensor, y: Tensor, rstd: Tensor, gain: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """dz [R, M, rows, width], and the gradients of gain and shift [R, M, width]."""
+def norm_relu_gradient(
+    dy: Tensor, n: Tensor, y: Tensor, rstd: Tensor, gain: Tensor, of_gain: Tensor | None, of_shift: Tensor | None
+) -> Tensor:
+    """dz [R, M, rows, width]; writes the gradients of gain and shift [R, M, width] where they are asked for."""
     runs, members, rows, width = n.shape
     block = triton.next_power_of_2(width)
     tile = max(1, ELEMENTS // block)
-    parts = triton.cdiv(rows, tile)
+    pieces = triton.cdiv(rows, tile)
     dz = torch.empty_like(n)
-    d_gain, d_shift = torch.empty(2, runs, members, parts, width, device=n.device, dtype=n.dtype)
-    _backward_kernel[(parts, runs * members)](
+    d_gain, d_shift = torch.empty(2, runs, members, pieces, width, device=n.device, dtype=n.dtype)
+    _backward_kernel[(pieces, runs * members)](
         dy, n, y, rstd, gain, dz, d_gain, d_shift, rows, width, members, *gain.stride()[:2], tile, block
     )
-    return dz, d_gain.sum(2), d_shift.sum(2)
+    if of_gain is not None and of_shift is not None:
+        torch.sum(d_gain, 2, out=of_gain)
+        torch.sum(d_shift, 2, out=of_shift)
+    return dz

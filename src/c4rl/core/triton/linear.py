@@ -1,33 +1,34 @@
 """Stacked linear maps with what surrounds them in one launch: bias, ReLU, the ReLU's mask, sums over rows."""
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from c4rl.core.ops import product_parts, product_precision
-from c4rl.core.triton.parts import in_parts, is_split, parts_of, product_of_parts, read_parts
+from c4rl.core.triton.split import add_split_product, high, is_split, read_split, split, two_bfloat16
 
 
 @triton.jit
 def _linear_kernel(
     X, W, BIAS, ADD, MASK, Y, SUMS,
     rows, K, N, members, batch,
-    x_run, x_member, x_row, x_part,
-    w_run, w_member, w_k, w_n, w_part,
+    x_run, x_member, x_row, x_low,
+    w_run, w_member, w_k, w_n, w_low,
     bias_run, bias_member,
     add_batch, add_row, group,
     mask_batch, mask_row,
-    y_part,
+    y_low,
     HAS_BIAS: tl.constexpr, HAS_ADD: tl.constexpr, HAS_MASK: tl.constexpr, MASK_SCALES: tl.constexpr,
     RELU: tl.constexpr, HAS_SUMS: tl.constexpr,
     Y_SPLIT: tl.constexpr,
-    PRECISION: tl.constexpr, PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    SPLIT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Y[b, i, n] = mask(relu(sum_k X[b, i, k] W[b, k, n] + bias[b, n] + ADD[b, i // group, n])), b = run, member.
 
-    SUMS[piece, b, n]: sums of Y over the rows of a tile. With PARTS > 1, X and W hold their numbers' parts, x_part and
-    w_part apart; Y_SPLIT: so does Y, two.
+    SUMS[piece, b, n]: sums of Y over the rows of a tile. SPLIT: X and W are, their low numbers x_low and w_low further
+    on; Y_SPLIT: so is Y.
     """
     tile, b = tl.program_id(0), tl.program_id(1).to(tl.int64)
     tiles_n = tl.cdiv(N, BN)
@@ -42,13 +43,13 @@ def _linear_kernel(
         k = start + tl.arange(0, BK)
         x_tile, inside_x = x + i[:, None] * x_row + k[None, :], inside_i[:, None] & (k < K)[None, :]
         w_tile, inside_w = w + k[:, None] * w_k + n[None, :] * w_n, (k < K)[:, None] & inside_n[None, :]
-        if PARTS > 1:
-            x0, x1, x2 = read_parts(x_tile, x_part, inside_x, PARTS)
-            w0, w1, w2 = read_parts(w_tile, w_part, inside_w, PARTS)
-            total = product_of_parts(x0, x1, x2, w0, w1, w2, total, PARTS)
+        if SPLIT:
+            x_high, x_rest = read_split(x_tile, x_low, inside_x)
+            w_high, w_rest = read_split(w_tile, w_low, inside_w)
+            total = add_split_product(x_high, x_rest, w_high, w_rest, total)
         else:
-            x0, w0 = tl.load(x_tile, mask=inside_x, other=0.0), tl.load(w_tile, mask=inside_w, other=0.0)
-            total = tl.dot(x0, w0, total, input_precision=PRECISION)
+            x_here, w_here = tl.load(x_tile, mask=inside_x, other=0.0), tl.load(w_tile, mask=inside_w, other=0.0)
+            total = tl.dot(x_here, w_here, total, input_precision="ieee")
     inside = inside_i[:, None] & inside_n[None, :]
     if HAS_BIAS:
         total += tl.load(BIAS + run * bias_run + member * bias_member + n, mask=inside_n, other=0.0)[None, :]
@@ -64,9 +65,9 @@ def _linear_kernel(
         tl.store(SUMS + piece * N + n, tl.sum(tl.where(inside, total, 0.0), axis=0), mask=inside_n)
     y = Y + (b * rows + i[:, None]) * N + n[None, :]
     if Y_SPLIT:
-        y0, y1, _ = parts_of(total)
-        tl.store(y, y0, mask=inside)
-        tl.store(y + y_part, y1, mask=inside)
+        y_high, y_rest = two_bfloat16(total)
+        tl.store(y, y_high, mask=inside)
+        tl.store(y + y_low, y_rest, mask=inside)
     else:
         tl.store(y, total, mask=inside)
 
@@ -97,15 +98,13 @@ def _narrow_kernel(
 @triton.jit
 def _tall_product_kernel(
     X, Y, PRODUCT, SUMS,
-    rows, K, N, members, batch, rows_per_piece,
-    x_run, x_member, x_row, x_part, y_part,
-    HAS_SUMS: tl.constexpr, PRECISION: tl.constexpr, PARTS: tl.constexpr,
-    BK: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr,
+    rows, K, N, members, rows_per_piece,
+    x_run, x_member, x_row, x_low, y_low, product_piece, product_batch, sums_piece,
+    HAS_SUMS: tl.constexpr, SPLIT: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
     """PRODUCT[piece, b, k, n] = sum_i X[b, i, k] Y[b, i, n] over the rows of a piece; SUMS[piece, b, n] = sum_i Y.
 
-    With PARTS > 1, X and Y hold their numbers' parts, x_part and y_part apart, and there are no sums: they would halve
-    the speed.
+    SPLIT: X and Y are, their low numbers x_low and y_low further on, and there are no sums: they would halve the speed.
     """
     tile, b, piece = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     tiles_n = tl.cdiv(N, BN)
@@ -117,25 +116,25 @@ def _tall_product_kernel(
     first = piece * rows_per_piece
     end = tl.minimum(first + rows_per_piece, rows)
     total = tl.zeros((BK, BN), dtype=tl.float32)
-    sums = tl.zeros((BN,), dtype=tl.float32)
+    y_total = tl.zeros((BR, BN), dtype=tl.float32)
     for start in range(first, end, BR):
         i = start + tl.arange(0, BR)
         inside_i = i < end
         x_tile, inside_x = x + i[None, :] * x_row + k[:, None], inside_i[None, :] & inside_k[:, None]
         y_tile, inside_y = y + i[:, None] * N + n[None, :], inside_i[:, None] & inside_n[None, :]
-        if PARTS > 1:
-            x0, x1, x2 = read_parts(x_tile, x_part, inside_x, PARTS)
-            y0, y1, y2 = read_parts(y_tile, y_part, inside_y, PARTS)
-            total = product_of_parts(x0, x1, x2, y0, y1, y2, total, PARTS)
+        if SPLIT:
+            x_high, x_rest = read_split(x_tile, x_low, inside_x)
+            y_high, y_rest = read_split(y_tile, y_low, inside_y)
+            total = add_split_product(x_high, x_rest, y_high, y_rest, total)
         else:
-            x0, y0 = tl.load(x_tile, mask=inside_x, other=0.0), tl.load(y_tile, mask=inside_y, other=0.0)
-            total = tl.dot(x0, y0, total, input_precision=PRECISION)
+            x_here, y_here = tl.load(x_tile, mask=inside_x, other=0.0), tl.load(y_tile, mask=inside_y, other=0.0)
+            total = tl.dot(x_here, y_here, total, input_precision="ieee")
             if HAS_SUMS:
-                sums += tl.sum(y0, axis=0)
-    place = piece * batch + b
-    tl.store(PRODUCT + (place * K + k[:, None]) * N + n[None, :], total, mask=inside_k[:, None] & inside_n[None, :])
+                y_total += y_here
+    product = PRODUCT + piece * product_piece + b * product_batch
+    tl.store(product + k[:, None] * N + n[None, :], total, mask=inside_k[:, None] & inside_n[None, :])
     if HAS_SUMS and tile // tiles_n == 0:
-        tl.store(SUMS + place * N + n, sums, mask=inside_n)
+        tl.store(SUMS + piece * sums_piece + b * N + n, tl.sum(y_total, axis=0), mask=inside_n)
 
 
 NARROW = 16  # up to so many columns the whole row is multiplied at once
@@ -145,10 +144,14 @@ TILE = 64 * 64
 Strides = tuple[int, int, int]  # of rows that may be shared by members: run, member, row
 
 
-def kept_in_parts(batch: int, rows: int, width: int) -> bool:
-    """Whether a layer that nobody reads but products should be."""
-    large = _is_large(batch, rows, width) and _is_tall(batch, rows, width, width)
-    return product_parts() == 2 and width >= SHALLOW and large
+def kept_split(batch: int, rows: int, width: int) -> bool:
+    """Whether to store a layer that only products read as its split numbers."""
+    return width >= SHALLOW and _is_large(batch, rows, width, True) and _is_tall(batch, rows, width, width)
+
+
+def splits(batch: int, rows: int, depth: int, columns: int) -> bool:
+    """Whether bf16x3 splits the factors of a product [rows, depth] [depth, columns]."""
+    return depth >= SHALLOW and columns > NARROW and _is_large(batch, rows, columns, True)
 
 
 def _strides(x: Tensor) -> Strides:
@@ -158,14 +161,14 @@ def _strides(x: Tensor) -> Strides:
     return x.stride(0), x.stride(1) if x.shape[1] > 1 else 0, x.stride(2)
 
 
-def _split(x: Tensor, parts: int) -> Tensor:
-    """x [R, rows, k] or [R, M, rows, k], as parts if it is not yet: [parts, R, 1 or M, rows, k]."""
-    return x if is_split(x) else in_parts((x.unsqueeze(1) if x.dim() == 3 else x).contiguous(), parts)
+def _split(x: Tensor) -> Tensor:
+    """x [R, rows, k] or [R, M, rows, k], split if it is not yet: [2, R, 1 or M, rows, k]."""
+    return x if is_split(x) else split((x.unsqueeze(1) if x.dim() == 3 else x).contiguous())
 
 
-def _is_large(batch: int, rows: int, columns: int) -> bool:
-    """Whether a product keeps the whole GPU busy in tiles of 64 x 64; of parts, tensor cores make up for some of it."""
-    return columns > NARROW and batch * rows * columns >= (140 if product_parts() > 1 else 220) * TILE
+def _is_large(batch: int, rows: int, columns: int, bf16x3: bool) -> bool:
+    """Whether tiles of 64 x 64 keep the whole GPU busy; in bf16x3, tensor cores make up for some of it."""
+    return batch * rows * columns >= (140 if bf16x3 else 220) * TILE
 
 
 def _is_tall(batch: int, rows: int, depth: int, columns: int) -> bool:
@@ -173,16 +176,14 @@ def _is_tall(batch: int, rows: int, depth: int, columns: int) -> bool:
     return min(depth, columns) > 32 and (batch * rows >= 8192 or batch * depth * columns >= 140 * TILE)
 
 
-def _tiles(batch: int, rows: int, columns: int, parts: int) -> tuple[int, int, int, int, int]:
+def _tiles(batch: int, rows: int, columns: int, bf16x3: bool) -> tuple[int, int, int, int, int]:
     """Rows, columns and depth of a tile, warps, stages: large tiles reuse more, small ones keep the whole GPU busy."""
     if columns <= NARROW:
         return 32, 16, 32, 4, 3
-    if parts > 1:
+    if bf16x3:
         return (64, 128, 32, 4, 3) if batch * rows * columns >= 400 * TILE else (64, 64, 32, 4, 3)
-    if not _is_large(batch, rows, columns):
+    if not _is_large(batch, rows, columns, False):
         return 32, 32, 32, 4, 3
-    if product_precision() == "tf32":
-        return (128, 128, 32, 8, 3) if rows >= 1024 else (128, 64, 32, 8, 3)
     return (128, 64, 32, 8, 3) if rows >= 1024 else (64, 64, 32, 4, 3)
 
 
@@ -196,18 +197,16 @@ def linear(
     mask: Tensor | None = None,
     factor: Tensor | None = None,
     relu: bool = False,
-    transposed: bool = False,
-    split: bool = False,
+    bf16x3: bool = False,
+    keep_split: bool = False,
 ) -> Tensor:
     """mask · factor · relu(x W + bias + add) -> [R, M, rows, out].
 
-    x: [R, rows, in] or [R, M, rows, in]. weight: [R, M, in, out] (transposed: its transpose is applied). bias:
-    [R, M, out]. add: [R, M, rows / group, out], each row of it for `group` rows. mask: [R, M, rows, out], > 0 keeps.
-    factor: instead of a mask, like it. x and mask may be split; `split` asks for a result that is.
+    x: [R, rows, in] or [R, M, rows, in]. weight: [R, M, in, out]. bias: [R, M, out]. add: [R, M, rows / group, out],
+    each row of it for `group` rows. mask: [R, M, rows, out], > 0 keeps. factor: instead of a mask, like it. x, weight
+    and mask may be split. bf16x3: a large product is made so. keep_split: the result is to be split.
     """
-    if transposed:  # a copy of the weights is little; reading them across their rows cost a factor of two and more
-        weight = weight.mT.contiguous()
-    return _linear(x, weight, bias, add, group, mask, factor, relu, split, False)[0]
+    return _linear(x, weight, bias, add, group, mask, factor, relu, bf16x3, keep_split, False)[0]
 
 
 def linear_with_sums(
@@ -217,11 +216,11 @@ def linear_with_sums(
     add: Tensor | None = None,
     mask: Tensor | None = None,
     factor: Tensor | None = None,
-    split: bool = False,
+    bf16x3: bool = False,
+    keep_split: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """See `linear`; beside the result its sums over the rows, [R, M, out]."""
-    y, sums = _linear(x, weight, None, add, 1, mask, factor, False, split, True)
-    return y, sums[0] if sums.shape[0] == 1 else sums.sum(0)
+    """See `linear`; with the result its sums over the rows of each tile, [tiles, R, M, out]."""
+    return _linear(x, weight, None, add, 1, mask, factor, False, bf16x3, keep_split, True)
 
 
 def _linear(
@@ -233,21 +232,22 @@ def _linear(
     mask: Tensor | None,
     factor: Tensor | None,
     relu: bool,
-    split: bool,
+    bf16x3: bool,
+    keep_split: bool,
     with_sums: bool,
 ) -> tuple[Tensor, Tensor]:
     """The result, and its sums over the rows of each tile, [tiles, R, M, out]."""
-    runs, members = weight.shape[:2]
+    runs, members, _, columns = weight.shape[-4:]
     rows, depth = x.shape[-2:]
-    columns, batch = weight.shape[3], runs * members
+    batch = runs * members
     shape = (runs, members, rows, columns)
-    if split:
+    if keep_split:
         y = torch.empty(2, *shape, device=x.device, dtype=torch.bfloat16)
     else:
-        y = torch.empty(shape, device=x.device, dtype=weight.dtype)
-    mask = mask[0] if mask is not None and is_split(mask) else mask if mask is not None else factor
+        y = torch.empty(shape, device=x.device, dtype=torch.float32)
+    mask = high(mask) if mask is not None else factor
     bias_strides = (bias.stride(0), bias.stride(1)) if bias is not None else (0, 0)
-    plain = add is None and mask is None and not (relu or split or with_sums or is_split(x))
+    plain = add is None and mask is None and not (relu or keep_split or with_sums or is_split(x))
     if columns <= NARROW and depth >= 64 and plain:
         block = triton.next_power_of_2(depth)
         tile_rows = max(1, 4096 // block)
@@ -256,13 +256,10 @@ def _linear(
             *_strides(x), *weight.stride(), *bias_strides, bias is not None, tile_rows, block,
         )  # fmt: skip
         return y, y
-    large = _is_large(batch, rows, columns)
-    parts = 2 if is_split(x) else product_parts() if depth >= SHALLOW and large else 1
-    if parts > 1:
-        x, weight = _split(x, parts), _split(weight, parts)
-    elif large and product_precision() == "tf32":  # tensor cores take these only as they lie along the sum
-        weight = weight.mT.contiguous().mT
-    tile_rows, tile_columns, tile_depth, warps, stages = _tiles(batch, rows, columns, parts)
+    bf16x3 = is_split(x) or (bf16x3 and splits(batch, rows, depth, columns))
+    if bf16x3:
+        x, weight = _split(x), _split(weight)
+    tile_rows, tile_columns, tile_depth, warps, stages = _tiles(batch, rows, columns, bf16x3)
     tile_depth = 16 if depth <= 16 else tile_depth
     tiles = triton.cdiv(rows, tile_rows)
     sums = torch.empty(tiles, runs, members, columns, device=x.device, dtype=torch.float32) if with_sums else y
@@ -270,15 +267,15 @@ def _linear(
         x, weight, bias if bias is not None else x,
         add if add is not None else x, mask if mask is not None else x, y, sums,
         rows, depth, columns, members, batch,
-        *_strides(x), x[0].numel(),
-        *weight.stride()[-4:], weight[0].numel(),
+        *_strides(x), x.stride(0),
+        *weight.stride()[-4:], weight.stride(0),
         *bias_strides,
         *(_batch_and_row(add) if add is not None else (0, 0)), group,
         *(_batch_and_row(mask) if mask is not None else (0, 0)),
-        y[0].numel(),
+        y.stride(0),
         bias is not None, add is not None, mask is not None, factor is not None,
-        relu, with_sums, split,
-        product_precision(), parts, tile_rows, tile_columns, tile_depth, num_warps=warps, num_stages=stages,
+        relu, with_sums, keep_split,
+        bf16x3, tile_rows, tile_columns, tile_depth, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return y, sums
 
@@ -288,54 +285,84 @@ def _batch_and_row(x: Tensor) -> tuple[int, int]:
     return (x.stride(1) if x.shape[1] > 1 else x.stride(0)), x.stride(2)
 
 
-def weight_gradient(x: Tensor, gradient: Tensor, *, bias: bool = True) -> tuple[Tensor, Tensor | None]:
-    """Of W and of the bias in z = x W + bias, from dz [R, M, rows, out]: [R, M, in, out] and [R, M, out].
+def sums_with_product(x: Tensor, bias: Sequence[int], rows: int, bf16x3: bool) -> bool:
+    """Whether `weight_gradient` of x and a bias of this shape sums dz too: not of split numbers, nor by cuBLAS."""
+    runs, members, columns = bias
+    return not is_split(x) and (
+        not _splits_tall(runs * members, rows, x.shape[-1], columns) if bf16x3 else rows < MANY_ROWS
+    )
 
-    x: [R, rows, in] or [R, M, rows, in]. Both may be split.
+
+def _splits_tall(batch: int, rows: int, depth: int, columns: int) -> bool:
+    return _is_tall(batch, rows, depth, columns) and min(depth, columns) >= SHALLOW
+
+
+def weight_gradient(
+    x: Tensor, gradient: Tensor, out: Tensor, *, bias: Tensor | None = None, bf16x3: bool = False
+) -> None:
+    """Of W and, where asked for, of the bias in z = x W + bias, from dz [R, M, rows, out].
+
+    x: [R, rows, in] or [R, M, rows, in]; both may be split. out: [R, M, in, out], which may be rows of a larger one;
+    bias: [R, M, out].
     """
-    if gradient.shape[-2] >= MANY_ROWS and product_parts() == 1:  # cuBLAS does not split numbers
-        return _product_in_pieces(x, gradient), gradient.sum(2) if bias else None
-    return tall_product(x, gradient, bias)
+    if gradient.shape[-2] >= MANY_ROWS and not bf16x3:  # cuBLAS does not split numbers
+        _product_in_pieces(x, gradient, out)
+        if bias is not None:
+            torch.sum(gradient, 2, out=bias)
+    else:
+        _tall_product(x, gradient, out, bias, bf16x3)
 
 
-def tall_product(x: Tensor, y: Tensor, sums: bool = False) -> tuple[Tensor, Tensor | None]:
-    """xᵀ y of [R, (M,) rows, in] and [R, M, rows, out] -> [R, M, in, out]; with `sums`, also the sums of y's rows."""
+def tall_product(x: Tensor, y: Tensor) -> Tensor:
+    """xᵀ y of [R, rows, in] and [R, rows, out] -> [R, in, out]."""
+    out = torch.empty(len(x), 1, x.shape[-1], y.shape[-1], device=x.device, dtype=torch.float32)
+    _tall_product(x, y.unsqueeze(1), out, None, False)
+    return out.squeeze(1)
+
+
+def _tall_product(x: Tensor, y: Tensor, out: Tensor, sums: Tensor | None, bf16x3: bool) -> None:
+    """xᵀ y of [R, (M,) rows, in] and [R, M, rows, out], and the sums of y's rows [R, M, out]."""
     runs, members, rows, columns = y.shape[-4:]
     depth, batch = x.shape[-1], runs * members
     large, given = _is_tall(batch, rows, depth, columns), is_split(x) or is_split(y)
-    parts = 2 if given else product_parts() if large and min(depth, columns) >= SHALLOW else 1
+    bf16x3 = given or (bf16x3 and _splits_tall(batch, rows, depth, columns))
     tile = 64 if large or given else 32
-    if parts == 1:
-        totals, y = None, y.contiguous()
+    if bf16x3:
+        if sums is not None:
+            torch.sum(y, 2, out=sums)
+            sums = None
+        x, y = _split(x), _split(y)
     else:
-        assert not (sums and is_split(y))
-        totals, sums = y.sum(2) if sums else None, False
-        x, y = _split(x, parts), _split(y, parts)
-    sizes = ((2 * tile if parts > 1 else tile, depth), (tile, columns))
+        y = y.contiguous()
+    sizes = ((2 * tile if bf16x3 else tile, depth), (tile, columns))
     tile_k, tile_n = (min(size, max(16, triton.next_power_of_2(width))) for size, width in sizes)
     tiles = triton.cdiv(depth, tile_k) * triton.cdiv(columns, tile_n) * batch
     # few tiles with many rows each would leave most of the GPU idle: rows are summed in pieces, then the pieces
-    pieces = max(1, min(rows // 256, 400 // tiles, 8) if parts > 1 else min(rows // 256, 512 // tiles))
+    pieces = max(1, min(rows // 256, 400 // tiles, 8) if bf16x3 else min(rows // 256, 512 // tiles))
     rows_per_piece = triton.cdiv(triton.cdiv(rows, pieces), 32) * 32
     pieces = triton.cdiv(rows, rows_per_piece)
-    product = torch.empty(pieces, runs, members, depth, columns, device=x.device, dtype=torch.float32)
-    row_sums = torch.empty(pieces, runs, members, columns, device=x.device, dtype=torch.float32)
+
+    def in_pieces(whole: Tensor) -> Tensor:
+        return torch.empty(pieces, *whole.shape, device=x.device, dtype=torch.float32) if pieces > 1 else whole[None]
+
+    products, row_sums = in_pieces(out), in_pieces(sums) if sums is not None else out[None]
     _tall_product_kernel[(tiles // batch, batch, pieces)](
-        x, y, product, row_sums,
-        rows, depth, columns, members, batch, rows_per_piece,
-        *_strides(x), x[0].numel(), y[0].numel(),
-        sums, product_precision(), parts, tile_k, tile_n, 32, num_warps=4, num_stages=3,
+        x, y, products, row_sums,
+        rows, depth, columns, members, rows_per_piece,
+        *_strides(x), x.stride(0), y.stride(0), products.stride(0), _batch_and_row(products[0])[0], row_sums.stride(0),
+        sums is not None, bf16x3, tile_k, tile_n, 32, num_warps=4, num_stages=3,
     )  # fmt: skip
-    if sums:
-        totals = row_sums[0] if pieces == 1 else row_sums.sum(0)
-    return product[0] if pieces == 1 else product.sum(0), totals
+    if pieces > 1:
+        torch.sum(products, 0, out=out)
+        if sums is not None:
+            torch.sum(row_sums, 0, out=sums)
 
 
-def _product_in_pieces(x: Tensor, y: Tensor) -> Tensor:
+def _product_in_pieces(x: Tensor, y: Tensor, out: Tensor) -> None:
     """xᵀ y of many rows, by cuBLAS: its products of this shape are faster than ours once the rows are split."""
     runs, members, rows, columns = y.shape
     if x.dim() == 3:
         x = x.unsqueeze(1).expand(-1, members, -1, -1)
     count = next(count for count in (16, 8, 4, 2, 1) if rows % count == 0)
     pieces = torch.bmm(x.reshape(runs * members * count, rows // count, -1).mT, y.reshape(-1, rows // count, columns))
-    return pieces.view(runs, members, count, -1, columns).sum(2)
+    torch.sum(pieces.view(runs, members, count, -1, columns), 2, out=out)

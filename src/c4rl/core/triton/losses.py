@@ -139,13 +139,19 @@ class _RelativeMean(torch.autograd.Function):
         return dq, None
 
 
-def mean_square(x: Tensor, y: Tensor) -> Tensor:
-    """Of (x - y)² over rows and width, [R, M, rows, width] -> [R, M]; y may be expanded, and has no gradient."""
-    return _MeanSquare.apply(x, y)
+def mean_squared_error(x: Tensor, y: Tensor, keep: int) -> Tensor:
+    """Of x and y, expanded like it and without a gradient, over all but the first `keep` axes, 1 or 2 of 2 to 4."""
+
+    def with_four_axes(t: Tensor) -> Tensor:
+        t = t if keep == 2 else t.unsqueeze(1)
+        return t if t.dim() == 4 else t.unsqueeze(3)
+
+    mean = _MeanSquare.apply(with_four_axes(x), with_four_axes(y))
+    return mean if keep == 2 else mean.squeeze(1)
 
 
 def clipped_target(rewards: Tensor, continues: Tensor, discount: float | Tensor, q: Tensor) -> Tensor:
-    """r + γ min_m Q_m of [R, B] and [R, M, B] -> [R, B]; discount: γ, or one per run [R]."""
+    """r + γ min_m Q_m of [R, B] and [R, M, B] -> [R, B]; discount: γ, or one per run [R, 1]."""
     runs, members, rows = q.shape
     y = torch.empty(runs, rows, device=q.device)
     per_run = isinstance(discount, Tensor)

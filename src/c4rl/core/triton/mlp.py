@@ -1,8 +1,8 @@
 """A stack of ReLU MLPs as one differentiable operation: one launch per layer forwards, two per layer backwards."""
 
 import itertools
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -11,8 +11,16 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from c4rl.core.triton.layer_norm import norm_relu, norm_relu_gradient
-from c4rl.core.triton.linear import kept_in_parts, linear, linear_with_sums, weight_gradient
-from c4rl.core.triton.parts import is_split
+from c4rl.core.triton.linear import (
+    NARROW,
+    kept_split,
+    linear,
+    linear_with_sums,
+    splits,
+    sums_with_product,
+    weight_gradient,
+)
+from c4rl.core.triton.split import as_one, flipped, high, is_split, split
 
 ALIGNMENT = 16
 
@@ -54,25 +62,31 @@ class _Evaluated(NamedTuple):
 
 
 def _evaluate(
-    x: Tensor, actions: Tensor | None, layers: Layers, epsilon: float, factors: Sequence[Tensor]
+    x: Tensor, actions: Tensor | None, layers: Layers, epsilon: float, factors: Sequence[Tensor], bf16x3: bool
 ) -> _Evaluated:
     out = _Evaluated([], [], [])
-    weights, biases, last = layers.weights, layers.biases, len(layers.weights) - 1
-    rows = (x if actions is None else actions).shape[-2]
+    biases, last = layers.biases, len(layers.weights) - 1
+    rows, weights = (x if actions is None else actions).shape[-2], layers.weights
+    if bf16x3:
+        weights = [weights[0], *_in_groups(weights[1:], partial(_split_if_large, rows=rows))]
     for layer in range(last + 1):
         relu = layer < last and not layers.gains
         runs, members, units = biases[layer].shape
-        split = relu and layer < last - 1 and kept_in_parts(runs * members, rows, units)
-        factor = factors[layer] if factors and layer < last else None
+        form: dict[str, Any] = {
+            "factor": factors[layer] if factors and layer < last else None,
+            "relu": relu,
+            "bf16x3": bf16x3,
+            "keep_split": bf16x3 and relu and layer < last - 1 and kept_split(runs * members, rows, units),
+        }
         if layer > 0:
-            z = linear(out.results[-1], weights[layer], biases[layer], factor=factor, relu=relu, split=split)
+            z = linear(out.results[-1], weights[layer], biases[layer], **form)
         elif actions is None:
-            z = linear(x, weights[0], biases[0], factor=factor, relu=relu, split=split)
+            z = linear(x, weights[0], biases[0], **form)
         else:  # the first layer's state part is computed once per state
             width, count = x.shape[-1], actions.shape[-2] // x.shape[-2]
-            states = linear(x, weights[0][:, :, :width], biases[0])
+            states = linear(x, weights[0][:, :, :width], biases[0], bf16x3=bf16x3)
             own = weights[0][:, :, width:]
-            z = linear(actions, own, add=states, group=count, factor=factor, relu=relu, split=split)
+            z = linear(actions, own, add=states, group=count, **form)
         if layers.gains and layer < last:
             z, normalised, scale = norm_relu(z, layers.gains[layer], layers.shifts[layer], epsilon)
             out.normalised.append(normalised)
@@ -81,8 +95,29 @@ def _evaluate(
     return out
 
 
+def _in_groups(weights: Sequence[Tensor], prepare: Callable[[Tensor], Sequence[Tensor]]) -> list[Tensor]:
+    """What `prepare` makes of neighbours of one shape together, [L, R, M, in, out], layer by layer."""
+    groups = [list(group) for _, group in itertools.groupby(weights, lambda weight: weight.shape)]
+    return [tensor for group in groups for tensor in prepare(as_one(group))]
+
+
+def _split_if_large(weights: Tensor, rows: int) -> Sequence[Tensor]:
+    """For the way forward in bf16x3."""
+    large = splits(weights.shape[1] * weights.shape[2], rows, *weights.shape[-2:])
+    return split(weights.contiguous()).unbind(1) if large else weights.unbind()
+
+
+def _flip(weights: Tensor, rows: int, bf16x3: bool) -> Sequence[Tensor]:
+    """Transposes for the way back: reading weights across their rows is slow, unless there are few rows or columns."""
+    _, runs, members, depth, columns = weights.shape
+    if min(depth, columns) <= NARROW:
+        return weights.mT.unbind()
+    large = bf16x3 and splits(runs * members, rows, columns, depth)
+    return flipped(weights, large).unbind(1 if large else 0)
+
+
 class _StackedMLP(torch.autograd.Function):
-    """x (and actions, N per row of x) and layers -> the output, and every hidden layer (the first part of split ones).
+    """x (and actions, N per row of x) and layers -> the output, and every hidden layer (split ones: high numbers).
 
     The output and the last hidden layer may be differentiated, once.
     """
@@ -95,19 +130,25 @@ class _StackedMLP(torch.autograd.Function):
         depth: int,
         epsilon: float,
         factors: Sequence[Tensor],
+        bf16x3: bool,
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
-        layers = Layers.of(tensors, depth)
+        layers, ctx.widths = Layers.of(tensors, depth), [t.shape[-1] for t in (x, actions) if t is not None]
         main, aside = torch.cuda.current_stream(), _side_stream(x.device.index)
         aside.wait_stream(main)
-        with torch.cuda.stream(aside):  # for the way back: reading weights across their rows is slow
-            ctx.flipped = [w.mT.contiguous() for w in layers.weights[1:]]
-        evaluated = _evaluate(x, actions, layers, epsilon, factors)
+        rows, first = (x if actions is None else actions).shape[-2], layers.weights[0].split(ctx.widths, dim=2)
+        with torch.cuda.stream(aside):
+            ctx.flipped = _in_groups(layers.weights[1:], partial(_flip, rows=rows, bf16x3=bf16x3))
+            ctx.first = [
+                _flip(w.unsqueeze(0), rows, False)[0] if needs else None
+                for w, needs in zip(first, ctx.needs_input_grad, strict=False)
+            ]
+        evaluated = _evaluate(x, actions, layers, epsilon, factors, bf16x3)
         *hidden, output = evaluated.results
         main.wait_stream(aside)
         ctx.save_for_backward(x, actions, *tensors, *hidden, *evaluated.normalised, *evaluated.scales)
-        ctx.depth, ctx.count, ctx.factors = depth, len(tensors), factors
-        hidden = [_first(h) for h in hidden]
+        ctx.depth, ctx.count, ctx.factors, ctx.bf16x3 = depth, len(tensors), factors, bf16x3
+        hidden = [high(h) for h in hidden]
         ctx.mark_non_differentiable(*hidden[:-1])
         ctx.set_materialize_grads(False)
         return output, *hidden
@@ -115,39 +156,49 @@ class _StackedMLP(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, output: Tensor | None, *hidden_gradients: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
-        depth, count, factors = ctx.depth, ctx.count, ctx.factors
+        depth, count, factors, bf16x3 = ctx.depth, ctx.count, ctx.factors, ctx.bf16x3
         x, actions, *saved = ctx.saved_tensors
         layers, hidden = Layers.of(saved[:count], depth), saved[count : count + depth - 1]
         norms = len(layers.gains)
         normalised, scales = saved[count + depth - 1 :][:norms], saved[count + depth - 1 + norms :]
-        needs, trains = ctx.needs_input_grad, ctx.needs_input_grad[5]
-        weights: list[Tensor | None] = [None] * depth
-        biases: list[Tensor | None] = [None] * depth
-        gains: list[Tensor | None] = [None] * norms
-        shifts: list[Tensor | None] = [None] * norms
-        # nothing waits for weight gradients: they are computed beside the chain of dz, which stays until they are done
-        main, aside, held = torch.cuda.current_stream(), _side_stream(x.device.index), []
+        needs, trains = ctx.needs_input_grad, ctx.needs_input_grad[6]
+        rows = (x if actions is None else actions).shape[-2]
+        main, aside = torch.cuda.current_stream(), _side_stream(x.device.index)
+        held: list[Tensor | None] = []  # what the side stream reads: its memory must not be given to the main one
+        # in the order of the parameters: an optimiser of them all finds its gradient in one piece
+        flat = torch.empty(sum(tensor.numel() for tensor in layers.tensors) if trains else 0, device=x.device)
+        pieces = flat.split([tensor.numel() for tensor in layers.tensors]) if trains else ()
+        gradients = [piece.view(own.shape) for piece, own in zip(pieces, layers.tensors, strict=trains)]
+        weights, biases, gains, shifts = Layers.of(gradients, depth) if trains else Layers((), (), (), ())
 
         def keep(layer: int, source: Tensor, dz: Tensor, sums: Tensor | None) -> None:
+            """A layer's gradients, while the chain of dz goes on; sums: of dz, over the rows of each tile."""
             if trains:
-                held.append(dz)
+                held.extend([dz, sums])
                 aside.wait_stream(main)
                 with torch.cuda.stream(aside):
-                    weights[layer], own = weight_gradient(source, dz, bias=sums is None)
-                    biases[layer] = own if sums is None else sums
+                    bias = own_bias(layer, sums)
+                    weight_gradient(source, dz, weights[layer], bias=bias, bf16x3=bf16x3)
+
+        def own_bias(layer: int, sums: Tensor | None) -> Tensor | None:
+            """Where the bias' gradient is still to be written; None if dz has been summed."""
+            if sums is None:
+                return biases[layer]
+            torch.sum(sums, 0, out=biases[layer])
+            return None
 
         def through(layer: int, dy: Tensor) -> Tensor:
             """Hidden layer `layer`'s dz from its dy; without LayerNorm the ReLU's mask is applied already."""
             if not norms:
                 return dy
             own = normalised[layer], hidden[layer], scales[layer], layers.gains[layer]
-            dz, gains[layer], shifts[layer] = norm_relu_gradient(dy, *own)
-            return dz
+            outs = (gains[layer], shifts[layer]) if trains else (None, None)
+            return norm_relu_gradient(dy, *own, *outs)
 
         def slope(layer: int) -> tuple[Tensor | None, Tensor | None]:
             """Of hidden layer `layer`, without LayerNorm: a mask, or factors (of 0 where they left a unit out)."""
             if factors:
-                return None, torch.where(_first(hidden[layer]) > 0, factors[layer], 0)
+                return None, torch.where(high(hidden[layer]) > 0, factors[layer], 0)
             return None if norms else hidden[layer], None
 
         features = hidden_gradients[depth - 2] if depth > 1 else None
@@ -162,74 +213,75 @@ class _StackedMLP(torch.autograd.Function):
         for layer in range(top, 0, -1):
             keep(layer, hidden[layer - 1], dz, sums)
             add = features.contiguous() if features is not None and layer == depth - 1 else None
-            split = layer > 1 and is_split(hidden[layer - 2])  # which dz will be multiplied with
             weight, (mask, factor) = ctx.flipped[layer - 1], slope(layer - 1)
-            if trains and not norms:
-                dz, sums = linear_with_sums(dz, weight, add=add, mask=mask, factor=factor, split=split)
+            form: dict[str, Any] = {"add": add, "mask": mask, "factor": factor, "bf16x3": bf16x3}
+            form["keep_split"] = layer > 1 and is_split(hidden[layer - 2])  # which dz will be multiplied with
+            source = hidden[layer - 2] if layer > 1 else x
+            if trains and not norms and not sums_with_product(source, layers.biases[layer - 1].shape, rows, bf16x3):
+                dz, sums = linear_with_sums(dz, weight, **form)
             else:
-                dz = through(layer - 1, linear(dz, weight, add=add, mask=mask, factor=factor, split=split))
+                dz, sums = through(layer - 1, linear(dz, weight, **form)), None
         dx = dactions = None
         if actions is None:
             keep(0, x, dz, sums)
             if needs[0]:
-                dx = linear(dz, layers.weights[0], transposed=True)
+                dx = linear(dz, ctx.first[0], bf16x3=bf16x3)
                 dx = _over_members(dx) if x.dim() == 3 else dx
         else:
-            width, drawn = x.shape[-1], actions.shape[-2] // x.shape[-2]
-            per_state = dz.unflatten(2, (-1, drawn)).sum(3) if needs[0] or trains else dz
+            per_state = dz.unflatten(2, (x.shape[-2], -1)).sum(3) if needs[0] or trains else dz
             if trains:
-                of_states, own = weight_gradient(x, per_state, bias=sums is None)
-                biases[0] = own if sums is None else sums
-                of_actions, _ = weight_gradient(actions, dz, bias=False)
-                weights[0] = torch.cat([of_states, of_actions], dim=2)
-            if needs[0]:
-                dx = _over_members(linear(per_state, layers.weights[0][:, :, :width], transposed=True))
-            if needs[1]:
-                dactions = _over_members(linear(dz, layers.weights[0][:, :, width:], transposed=True))
+                of_states, of_actions = weights[0].split(ctx.widths, dim=2)
+                weight_gradient(x, per_state, of_states, bias=own_bias(0, sums), bf16x3=bf16x3)
+                weight_gradient(actions, dz, of_actions, bf16x3=bf16x3)
+            dx = _over_members(linear(per_state, ctx.first[0], bf16x3=bf16x3)) if needs[0] else None
+            dactions = _over_members(linear(dz, ctx.first[1], bf16x3=bf16x3)) if needs[1] else None
         if held:
             main.wait_stream(aside)
-        return dx, dactions, None, None, None, *weights, *biases, *gains, *shifts
+        untouched = [depth - 1, 2 * depth - 1] if output is None else []  # of the output's layer
+        found = [None if index in untouched else own for index, own in enumerate(gradients)] or [None] * count
+        return dx, dactions, None, None, None, None, *found
 
 
 class _Tangents(torch.autograd.Function):
     """v, weights and then hidden layers -> J·v; see `tangents`."""
 
     @staticmethod
-    def forward(ctx: Any, v: Tensor, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, v: Tensor, bf16x3: bool, *tensors: Tensor) -> Tensor:
         last = len(tensors) // 2
         weights, hidden = tensors[: last + 1], tensors[last + 1 :]
         results = [v]
         for layer, weight in enumerate(weights[:-1]):
-            split = kept_in_parts(weight.shape[0] * weight.shape[1], v.shape[-2], weight.shape[3])
-            results.append(linear(results[-1], weight, mask=hidden[layer], split=split))
+            keep_split = bf16x3 and kept_split(weight.shape[0] * weight.shape[1], v.shape[-2], weight.shape[3])
+            results.append(linear(results[-1], weight, mask=hidden[layer], bf16x3=bf16x3, keep_split=keep_split))
         ctx.save_for_backward(*tensors, *results)
-        return linear(results[-1], weights[-1])
+        ctx.bf16x3 = bf16x3
+        return linear(results[-1], weights[-1], bf16x3=bf16x3)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, output: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        last = len(ctx.saved_tensors) // 3
+        last, bf16x3 = len(ctx.saved_tensors) // 3, ctx.bf16x3
         weights, hidden = ctx.saved_tensors[: last + 1], ctx.saved_tensors[last + 1 : 2 * last + 1]
-        results, dz, gradients = ctx.saved_tensors[2 * last + 1 :], output.contiguous(), []
+        results, dz = ctx.saved_tensors[2 * last + 1 :], output.contiguous()
+        back = _in_groups(weights[1:], partial(_flip, rows=dz.shape[-2], bf16x3=bf16x3))
+        gradients = [torch.empty_like(weight) for weight in weights]
         for layer in range(last, 0, -1):
-            gradients.append(weight_gradient(results[layer], dz, bias=False)[0])
-            split = is_split(results[layer - 1])
-            dz = linear(dz, weights[layer], mask=hidden[layer - 1], transposed=True, split=split)
-        gradients.append(weight_gradient(results[0], dz, bias=False)[0])
-        dv = _over_members(linear(dz, weights[0], transposed=True)) if ctx.needs_input_grad[0] else None
-        return dv, *reversed(gradients), *([None] * last)
+            weight_gradient(results[layer], dz, gradients[layer], bf16x3=bf16x3)
+            form: dict[str, Any] = {"bf16x3": bf16x3, "keep_split": is_split(results[layer - 1])}
+            dz = linear(dz, back[layer - 1], mask=hidden[layer - 1], **form)
+        weight_gradient(results[0], dz, gradients[0], bf16x3=bf16x3)
+        dv = None
+        if ctx.needs_input_grad[0]:
+            dv = _over_members(linear(dz, _flip(weights[0].unsqueeze(0), dz.shape[-2], False)[0], bf16x3=bf16x3))
+        return dv, None, *gradients, *([None] * last)
 
 
-def tangents(v: Tensor, weights: Sequence[Tensor], hidden: Sequence[Tensor]) -> Tensor:
+def tangents(v: Tensor, weights: Sequence[Tensor], hidden: Sequence[Tensor], bf16x3: bool = False) -> Tensor:
     """J·v of a ReLU MLP with these hidden layers [R, M, rows, width], v [R, rows, in] -> [R, M, rows, out].
 
     The ReLUs' slopes are piecewise constant: nothing flows back into the hidden layers.
     """
-    return _Tangents.apply(v, *weights, *(h.detach() for h in hidden))
-
-
-def _first(x: Tensor) -> Tensor:
-    return x[0] if is_split(x) else x
+    return _Tangents.apply(v, bf16x3, *weights, *(h.detach() for h in hidden))
 
 
 def _over_members(x: Tensor) -> Tensor:
@@ -238,15 +290,18 @@ def _over_members(x: Tensor) -> Tensor:
 
 
 def stacked_mlp(
-    x: Tensor, actions: Tensor | None, layers: Layers, epsilon: float, factors: Sequence[Tensor] = ()
+    x: Tensor,
+    actions: Tensor | None,
+    parameters: tuple[Sequence[Tensor], ...],
+    epsilon: float,
+    factors: Sequence[Tensor] = (),
+    bf16x3: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
-    """x [R, rows, in], or [R, rows, s] beside actions [R, rows · N, a]; epsilon: LayerNorm's.
+    """As in c4rl.core.ops.mlp; parameters: of Layers; epsilon: LayerNorm's, with which there are no factors.
 
-    factors: without LayerNorm, of the hidden layers, [R, M, rows (· N), width] each.
-
-    Gives the output [R, M, rows (· N), out] and every hidden layer [R, M, rows (· N), width]; those below the last may
-    be rounded to bfloat16 where products are made of parts.
+    In bf16x3 hidden layers below the last may be rounded to bfloat16.
     """
+    layers = Layers(*parameters)
     assert not (factors and layers.gains)
     widths = [bias.shape[-1] for bias in layers.biases[:-1]]
     layers = _aligned(layers)
@@ -254,9 +309,9 @@ def stacked_mlp(
     factors = [F.pad(f, (0, more)) if more else f for f, more in zip(factors, extra, strict=bool(factors))]
     inputs = (x, *layers.tensors) if actions is None else (x, actions, *layers.tensors)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
-        output, *hidden = _StackedMLP.apply(x, actions, len(layers.weights), epsilon, factors, *layers.tensors)
+        output, *hidden = _StackedMLP.apply(x, actions, len(layers.weights), epsilon, factors, bf16x3, *layers.tensors)
     else:
-        *hidden, output = map(_first, _evaluate(x, actions, layers, epsilon, factors).results)
+        *hidden, output = map(high, _evaluate(x, actions, layers, epsilon, factors, bf16x3).results)
     return output, [h if h.shape[-1] == width else h[..., :width] for h, width in zip(hidden, widths, strict=True)]
 
 

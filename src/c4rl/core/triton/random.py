@@ -1,4 +1,4 @@
-"""Counter-based draws in one launch each; bit for bit the hash of c4rl.core.random, and its numbers."""
+"""Counter-based draws in one launch each; bit for bit the hash of c4rl.core.ops.random, and its numbers."""
 
 import torch
 import triton
@@ -7,7 +7,7 @@ from torch import Tensor
 from triton.language.extra import libdevice
 
 BLOCK = 256
-KINDS = {"uniform": 0, "normal": 1, "integers": 2}
+UNIFORM, NORMAL, INTEGERS = 0, 1, 2
 
 
 @triton.jit
@@ -40,14 +40,24 @@ def _draw_kernel(KEYS, STEP, HIGH, OUT, count, pairs, KIND: tl.constexpr, BLOCK:
         tl.store(out + i, (((bits >> 32) * high) >> 32).to(tl.int64), mask=i < count)
 
 
-def draw(out: Tensor, kind: str, keys: Tensor, step: Tensor, high: Tensor | None = None) -> Tensor:
-    """Fill out [R, count] in place; keys [R, 1] int64, step: int64 scalar, high [R] int64 for integers."""
-    runs, count = out.shape
-    numbers = (count + 1) // 2 if kind == "normal" else count
-    _draw_kernel[(triton.cdiv(numbers, BLOCK), runs)](
-        keys, step, high if high is not None else step, out, count, numbers, KINDS[kind], BLOCK
-    )
+def _draw(kind: int, keys: Tensor, step: Tensor, count: int, dtype: torch.dtype, high: Tensor) -> Tensor:
+    """[R, count]; high: [R] int64, for integers."""
+    out = torch.empty(len(keys), count, dtype=dtype, device=keys.device)
+    numbers = (count + 1) // 2 if kind == NORMAL else count
+    _draw_kernel[(triton.cdiv(numbers, BLOCK), len(keys))](keys, step, high, out, count, numbers, kind, BLOCK)
     return out
+
+
+def uniform(keys: Tensor, step: Tensor, count: int) -> Tensor:
+    return _draw(UNIFORM, keys, step, count, torch.float32, step)
+
+
+def normal(keys: Tensor, step: Tensor, count: int) -> Tensor:
+    return _draw(NORMAL, keys, step, count, torch.float32, step)
+
+
+def integers(keys: Tensor, step: Tensor, count: int, high: Tensor) -> Tensor:
+    return _draw(INTEGERS, keys, step, count, torch.int64, high)
 
 
 @triton.jit
@@ -70,7 +80,7 @@ def _cluster_rows_kernel(
     CLUSTER_KEYS, ROW_KEYS, STEP, CUMULATIVE, POOL, STARTED, OFFSETS, LENGTHS, ROWS, CLUSTER,
     clusters, size, count, iterations, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """See ClusterSampler.rows, of which this is the same in one launch."""
+    """See c4rl.core.ops.random, of which this is the same in one launch."""
     run = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     step = tl.load(STEP)
@@ -103,22 +113,22 @@ def _cluster_rows_kernel(
 
 
 def cluster_rows(
-    rows: Tensor,
-    cluster: Tensor,
     cluster_keys: Tensor,
     row_keys: Tensor,
     step: Tensor,
+    count: int,
     cumulative: Tensor,
     pool: Tensor,
     started: Tensor,
     offsets: Tensor,
     lengths: Tensor,
-) -> None:
-    """Fill rows [R, B] and cluster [R]; cumulative [R, K · P], pool [R, P], the others [R] or [R, 1]."""
-    runs, count = rows.shape
-    size = pool.shape[1]
+) -> tuple[Tensor, Tensor]:
+    """See c4rl.core.ops.random."""
+    runs, size = pool.shape
     clusters = cumulative.shape[1] // size
+    rows, cluster = (torch.empty(*shape, dtype=torch.int64, device=pool.device) for shape in ((runs, count), (runs,)))
     _cluster_rows_kernel[(triton.cdiv(count, BLOCK), runs)](
         cluster_keys, row_keys, step, cumulative, pool, started.view(torch.uint8), offsets, lengths, rows, cluster,
         clusters, size, count, (clusters * size).bit_length(), BLOCK,
     )  # fmt: skip
+    return rows, cluster

@@ -80,7 +80,7 @@ class _Sample(torch.autograd.Function):
         return d_mean, d_log_std, None
 
 
-def sample(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+def sample_tanh_gaussian(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """tanh(mean + std noise) and its log-probability; mean, log_std [R, B, a], noise [R, B, (N,) a].
 
     With N actions per state nothing can be differentiated.

@@ -1,18 +1,23 @@
 """C4 in anyone's PyTorch loop, with any critic: three lines (examples/plug_into_your_loop.py)."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from c4rl.core.errors import InputError
 from c4rl.core.random import Streams
-from c4rl.plugins.c4.clustering import Clustering
-from c4rl.plugins.c4.cross_covariance import automatic_weight, penalty
+from c4rl.plugins.c4.clustering import Clustering, ClusteringConfig
+from c4rl.plugins.c4.cross_covariance import PenaltyConfig, WeightedPenalty
 from c4rl.plugins.c4.feature_gradients import input_gradient
-from c4rl.plugins.c4.plugin import C4Config
 
 CriticFunction = nn.Module | Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class C4AnywhereConfig(ClusteringConfig, PenaltyConfig):
+    """What can be done from outside a loop; the actor's loss and the networks are the loop's own."""
 
 
 class C4Anywhere:
@@ -32,22 +37,22 @@ class C4Anywhere:
         next_state_actions: Tensor,
         next_valid: Tensor,
         *,
-        config: C4Config | None = None,
+        config: C4AnywhereConfig | None = None,
         seed: int = 0,
         head: str | None = None,
     ) -> None:
-        self.config = config or C4Config()
-        if self.config.divergence_weight:
-            raise InputError("C4Anywhere: divergence_weight is set, expected 0 (the actor's loss is your loop's own)")
+        self.config = C4AnywhereConfig() if config is None else config
+        if not isinstance(self.config, C4AnywhereConfig):
+            raise InputError(f"C4Anywhere: config is a {type(config).__name__}, expected a C4AnywhereConfig")
         self.critic, self.target, self.head = critic, target, head
         self.x, self.x_next, self.valid = state_actions, next_state_actions, next_valid.bool()
-        device = state_actions.device
+        device, dtype = state_actions.device, state_actions.dtype
         self.step = torch.zeros((), dtype=torch.int64, device=device)
-        self.streams = Streams([seed], self.step, state_actions.dtype)
+        self.streams = Streams([seed], self.step, dtype)
         self.clustering = Clustering(self.config, [seed], [0], [len(state_actions)], device)
+        self.weighted_penalty = WeightedPenalty(self.config, 1, device, dtype)
         self.report: dict[str, Tensor] = {}
         self._updates = 0
-        self._averages = torch.zeros(2, 1, device=device, dtype=state_actions.dtype)
         self._refresh()
 
     def rows(self, batch_size: int) -> Tensor:
@@ -65,17 +70,10 @@ class C4Anywhere:
 
     def penalty(self, critic: CriticFunction, target: CriticFunction, td_loss: Tensor | None = None) -> Tensor:
         """λR of the batch drawn last, to be added to this critic's loss (td_loss is needed for lambda "auto")."""
-        config = self.config
         g = self._gradients(critic, self.x[self._rows], create_graph=True)
         g_next = self._gradients(target, self.x_next[self._rows], create_graph=False)
-        valid = self.valid[self._rows] if config.mask_invalid else torch.ones_like(self.valid[self._rows])
-        size = penalty(g_next, g, valid, beta=config.beta, estimator=config.estimator, scale=config.scale)
-        if not isinstance(config.lambda_, str):
-            return config.lambda_ * size
-        if td_loss is None:
-            raise InputError('C4Anywhere.penalty: lambda is "auto", expected the TD loss as a third argument')
-        one = size.detach().unsqueeze(0), td_loss.detach().reshape(1)
-        return automatic_weight(*one, config.lambda_fraction, self._averages)[0] * size
+        td_loss = td_loss.reshape(1, 1) if td_loss is not None else None
+        return self.weighted_penalty(g_next[None, None], g[None, None], self.valid[self._rows][None], td_loss)[0, 0]
 
     def _refresh(self) -> None:
         def gradients(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,7 +1,8 @@
 """Single-cluster minibatches (Algorithm 1): z ~ Cat(p), then rows with weights r_iz.
 
 With p_z = mean_i r_iz every row is drawn equally often, sum_z p_z r_iz / sum_j r_jz = 1/N: clusters change which rows
-meet in a batch, not the distribution of the data. p is therefore always taken from the responsibilities in use.
+meet in a batch, not the distribution of the data. p is therefore always taken from the responsibilities in use. Rows
+of weights w_i come up in proportion to them, by p_z ~ sum_i w_i r_iz and rows ~ w_i r_iz.
 """
 
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from c4rl.core.ops.random import cluster_rows, uniform_48
 from c4rl.core.random import Streams
 
 
@@ -27,16 +29,12 @@ class ClusterSampler:
         lengths: Sequence[int],
         components: Sequence[int],
         *,
-        drop_small: bool = False,
         pool_size: int = 40_000,
         device: torch.device | str = "cpu",
     ) -> None:
-        """components: K of each run. drop_small: clusters of fewer than max(256, N // max(K, 10)) rows get weight 0,
-        as in the authors' code; a run that would lose all its clusters keeps them."""
-        self.drop_small = drop_small
+        """components: K of each run."""
         self.offsets = torch.tensor(offsets, device=device).unsqueeze(1)
         self.lengths = torch.tensor(lengths, device=device).unsqueeze(1)
-        self.components = torch.tensor(components, device=device).unsqueeze(1)
         runs, clusters, size = len(seeds), max(components), min(pool_size, max(lengths))
         self._order = _shuffled_order(seeds, self.lengths, size)
         self._pool_lengths = self.lengths.clamp(max=size)
@@ -70,21 +68,26 @@ class ClusterSampler:
         position = (refresh_index * self._pool_lengths + self._position) % self.lengths
         return self.offsets + (position if self._order is None else self._order.gather(1, position))
 
-    def refresh(self, responsibilities: Tensor, refresh_index: int, failed: Tensor | None = None) -> None:
+    def refresh(
+        self,
+        responsibilities: Tensor,
+        refresh_index: int,
+        failed: Tensor | None = None,
+        row_weights: Tensor | None = None,
+    ) -> None:
         """Take up the responsibilities [R, P, K] of `pool_rows(refresh_index)` (one-hot ones: hard clusters).
 
-        failed: [R], runs whose fit could not be done; they keep drawing as before.
+        failed: [R], runs whose fit could not be done; they keep drawing as before. row_weights: w_i [R, n] of each
+        run's own rows; without, all are 1.
         """
-        weights = responsibilities.double()
-        weights = torch.where(self.pool_mask.unsqueeze(2), weights, 0).transpose(1, 2)
-        if self.drop_small:
-            sizes = weights.sum(2)
-            large = sizes >= (self._pool_lengths // self.components.clamp(min=10)).clamp(min=256)
-            weights = weights * (large | ~large.any(1, keepdim=True)).unsqueeze(2)
-        cumulative = weights.flatten(1).cumsum(1)
+        pool = self.pool_rows(refresh_index)
+        weights = torch.where(self.pool_mask.unsqueeze(2), responsibilities.double(), 0)
+        if row_weights is not None:
+            weights = weights * row_weights.gather(1, pool - self.offsets).unsqueeze(2)
+        cumulative = weights.transpose(1, 2).flatten(1).cumsum(1)
         fresh = torch.ones_like(self._started) if failed is None else ~failed.unsqueeze(1)
         self._cumulative.copy_(torch.where(fresh, cumulative, self._cumulative))
-        self._pool.copy_(torch.where(fresh, self.pool_rows(refresh_index), self._pool))
+        self._pool.copy_(torch.where(fresh, pool, self._pool))
         self._started.copy_(self._started | fresh)
 
     def rows(self, streams: Streams, batch_size: int) -> tuple[Tensor, Tensor]:
@@ -92,30 +95,9 @@ class ClusterSampler:
 
         Before a run's first refresh: all its rows uniformly, z = 0.
         """
-        if streams.fuses:
-            return self._fused_rows(streams, batch_size)
-        ends = self._ends()
-        total = ends[:, -1:]
-        z = torch.searchsorted(ends, _below(_uniform(streams, "c4/cluster", 1) * total, total), right=True)
-        z = z.clamp(max=self.clusters - 1)
-        end = ends.gather(1, z)
-        start = torch.where(z > 0, ends.gather(1, (z - 1).clamp(min=0)), 0)
-        u = _uniform(streams, "c4/rows", batch_size)
-        flat = torch.searchsorted(self._cumulative, _below(start + u * (end - start), end), right=True)
-        size = self._pool.shape[1]
-        clustered = self._pool.gather(1, (flat - z * size).clamp(0, size - 1))
-        uniform = self.offsets + (u * self.lengths).long()
-        return torch.where(self._started, clustered, uniform), torch.where(self._started, z, 0).squeeze(1)
-
-    def _fused_rows(self, streams: Streams, batch_size: int) -> tuple[Tensor, Tensor]:
-        from c4rl.core.triton.random import cluster_rows  # needs Triton
-
-        rows = torch.empty(len(self._pool), batch_size, dtype=torch.int64, device=self._pool.device)
-        cluster = torch.empty(len(self._pool), dtype=torch.int64, device=self._pool.device)
         keys = streams.keys("c4/cluster"), streams.keys("c4/rows")
         tables = self._cumulative, self._pool, self._started, self.offsets, self.lengths
-        cluster_rows(rows, cluster, *keys, streams.step, *tables)
-        return rows, cluster
+        return cluster_rows(*keys, streams.step, batch_size, *tables)
 
     def state(self) -> dict[str, Tensor]:
         """The tables of the last refresh, for a checkpoint."""
@@ -131,17 +113,6 @@ class ClusterSampler:
         return self._cumulative[:, size - 1 :: size].contiguous()
 
 
-def _uniform(streams: Streams, stream: str, count: int) -> Tensor:
-    """Uniform on [0, 1) with 48 bits, [R, count] float64: 24 bits would favour some rows among millions."""
-    high, low = streams.uniform(stream, 2, count).double().unbind(1)
-    return high + low * 2.0**-24
-
-
-def _below(value: Tensor, end: Tensor) -> Tensor:
-    """Rounding may carry a value up to its stretch's end, which belongs to the next row that can be drawn."""
-    return torch.minimum(value, torch.nextafter(end, torch.zeros_like(end)))
-
-
 def _shuffled_order(seeds: Sequence[int], lengths: Tensor, pool_size: int) -> Tensor | None:
     """A permutation of each run's rows, [R, N_max]; None where every run fits in its pool."""
     longest, step = int(lengths.max()), torch.zeros((), dtype=torch.int64, device=lengths.device)
@@ -151,7 +122,7 @@ def _shuffled_order(seeds: Sequence[int], lengths: Tensor, pool_size: int) -> Te
     # run by run: what is drawn depends on how many are drawn, and must not depend on a longer run beside it
     for run, (seed, length) in enumerate(zip(seeds, lengths.flatten().tolist(), strict=True)):
         if length > pool_size:
-            key[run, :length] = _uniform(Streams([seed], step), "c4/pool", length)[0]
+            key[run, :length] = uniform_48(Streams([seed], step).keys("c4/pool"), step, length)[0]
         else:  # a run that fits in its pool keeps its order
             key[run, :length] = torch.arange(length, device=lengths.device) / length
     return key.argsort(1).int()

@@ -1,4 +1,4 @@
-"""Re-clustering: gradients of the pool -> mixture -> single-cluster batches, and what is reported of it."""
+"""Re-clustering: gradients of the pool -> mixture -> single-cluster batches, and a report."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,14 +7,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from c4rl.core.errors import InputError
+from c4rl.core.ops.subspace import solved_on_device
+from c4rl.core.options import Options, PerRunInt, option
 from c4rl.core.random import Streams
+from c4rl.plugins.c4.authors import AuthorsRelease
 from c4rl.plugins.c4.cluster_sampler import ClusterSampler
 from c4rl.plugins.c4.cross_covariance import monitor
 from c4rl.plugins.c4.feature_gradients import Mode
 from c4rl.plugins.c4.gaussian_mixture import CovarianceKind, Failure, Fit, Mixture, fit, kmeans_start
-from c4rl.plugins.c4.principal_directions import Projection, fused_solvers, principal_directions
-from c4rl.plugins.c4.trajectory_tails import with_trajectory_tails
+from c4rl.plugins.c4.principal_directions import Projection, principal_directions
 
 # rows [R, n] of the buffer -> g' and g [R, n, m], and which have a valid next action [R, n]
 PoolGradients = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
@@ -22,10 +23,10 @@ CHUNK = {"cpu": 1024, "cuda": 8192}  # rows per forward pass: a layer's activati
 
 
 @dataclass(frozen=True)
-class ClusteringConfig:
-    K: int = 5
+class ClusteringConfig(Options):
+    K: PerRunInt = option(5, at_least=1, at_most=1000)
     """Clusters."""
-    period: int = 200
+    period: int = option(200, at_least=1, at_most=1e9)
     """Critic updates between two clusterings."""
     mode: Mode = "proxy"
     """Gradients of Q with respect to its input (exact), or penultimate features (proxy)."""
@@ -35,28 +36,18 @@ class ClusteringConfig:
     """Of the mixture's components."""
     mixture_start: Literal["warm", "cold"] = "warm"
     """Each fit starts from the last one's responsibilities, or from k-means++."""
-    em_steps: int = 3
+    em_steps: int = option(3, at_least=1, at_most=10_000)
     """EM steps per fit; the first fit and cold ones take ten."""
-    directions: int | None = 16
+    directions: int | None = option(16, at_least=1, at_most=100_000)
     """Proxy mode: principal directions of g' and of g each, on which the mixture is fitted; None: all."""
-    pool: int = 40_000
+    pool: int = option(40_000, at_least=2, at_most=1e9)
     """Rows per fit; larger data are walked through pool by pool."""
-    initial_clusters: Literal["gradients", "state_action"] = "gradients"
-    """The first clusters: as all later ones, or (authors' release) of [s, a], drawn from equally often."""
-    trajectory_tails: bool = False
-    """Authors' release: a cluster also holds what follows its last member in a trajectory; needs --sampler hard."""
-    drop_small: bool = False
-    """Authors' release: clusters below max(256, N // max(K, 10)) rows are not drawn from."""
-    next_features: Literal["target", "online"] = "target"
-    """Network that gives g' when clustering (authors' release: online)."""
-    average_critics: bool = False
-    """Authors' release: at each clustering both critics are overwritten by their average."""
 
 
 COLD_STEPS = 10
 FIT_ROWS = 16_384  # of a larger pool, the mixture is fitted on this many rows or fewer,
 LOOK_ROWS = 4096  # and directions and the report's covariances, of m x m numbers, are estimated on this many
-STATE_ACTION_STEPS = 100  # scikit-learn's limit, which the authors' release leaves as it is
+CAPTURED_SIZE = 256  # the most dimensions of y whose refresh a CUDA graph captures: solvers of larger ones may wait
 
 
 class Clustering:
@@ -70,37 +61,22 @@ class Clustering:
         lengths: Sequence[int],
         device: torch.device,
         *,
-        state_actions: Callable[[Tensor], Tensor] | None = None,
-        trajectory_ids: Tensor | None = None,
+        authors: AuthorsRelease | None = None,
+        row_weights: Callable[[], Tensor | None] = lambda: None,
     ) -> None:
         """Run r owns the rows offsets[r] ... offsets[r] + lengths[r] - 1 of a buffer.
 
-        state_actions: rows [R, n] -> [R, n, s + a], for --initial-clusters state_action. trajectory_ids: of every row
-        of the buffer, for --trajectory-tails.
+        authors: quirks of the authors' release. row_weights: [R, n] of each run's own rows, asked for at each refresh.
         """
-        self.config, runs = config, len(seeds)
-        if config.trajectory_tails and trajectory_ids is None:
-            raise InputError("--trajectory-tails: nobody said which rows form a trajectory, expected trajectory ids")
-        if config.initial_clusters == "state_action" and state_actions is None:
-            raise InputError(
-                "--initial-clusters: found state_action without the rows' states and actions, expected them"
-            )
+        self.config, self.authors, self.row_weights = config, authors, row_weights
+        runs = len(seeds)
         components = config.K if isinstance(config.K, Tensor) else torch.full((runs,), config.K)
         self.components = components.to(device, torch.int64)  # K of each run
         self.clusters = int(components.max())  # the largest, for which all have tables
-        self.state_actions, self.trajectory_ids = state_actions, trajectory_ids
-        self.trajectory_count = 0 if trajectory_ids is None else int(trajectory_ids.max()) + 1
-        self.tables = ClusterSampler(
-            seeds,
-            offsets,
-            lengths,
-            self.components.tolist(),
-            drop_small=config.drop_small,
-            pool_size=config.pool,
-            device=device,
-        )
+        own = self.components.tolist()
+        self.tables = ClusterSampler(seeds, offsets, lengths, own, pool_size=config.pool, device=device)
         # numbers of the host: a checkpoint must not ask the device
-        self._own_extents = list(zip(self.components.tolist(), self.tables.pool_mask.sum(1).tolist(), strict=True))
+        self._own_extents = list(zip(own, self.tables.pool_mask.sum(1).tolist(), strict=True))
         self.cluster = torch.zeros(runs, dtype=torch.int64, device=device)  # z of the batch at hand
         self.failed_at = torch.full((runs,), -1, dtype=torch.int64, device=device)
         self.failure = torch.zeros(runs, dtype=torch.int64, device=device)
@@ -136,18 +112,17 @@ class Clustering:
         found = self._fit(y[:, fitted], valid[:, fitted], streams, fitted)
         own = found.responsibilities if fitted.step == 1 else found.mixture.responsibilities(y, valid)
         drawn, failure = own, found.failure
-        if index == 0 and config.initial_clusters == "state_action":
-            first = self._state_action_clusters(pool, mask, streams)
-            drawn, failure = first.responsibilities, failure | first.failure
-            weights = self._members(drawn, mask)
-            # all clusters weigh the same, so that none counts as small
-            weights = weights / weights.sum(1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
-        else:
-            weights = self._with_tails(self._members(drawn, mask), pool)
+        if self.authors is not None and index == 0:
+            first = self.authors.first_clusters(pool, mask, self.components, config.covariance, streams)
+            if first is not None:
+                drawn, failure = first.responsibilities, failure | first.failure
+        weights = self._members(drawn, mask)
+        if self.authors is not None:
+            weights = self.authors.members(weights, pool, mask, self.components, index == 0)
         newly = (failure != 0) & (self.failed_at < 0)
         self.failed_at.copy_(torch.where(newly, streams.step, self.failed_at))
         self.failure.copy_(torch.where(newly, failure, self.failure))
-        self.tables.refresh(weights, index, failure != 0)
+        self.tables.refresh(weights, index, failure != 0, self.row_weights())
         self._keep(found.mixture, projections, own)
         self.responsibilities = drawn
         split = monitor(*(t[:, looked_at] for t in (g_next, g, valid, own)))
@@ -171,16 +146,11 @@ class Clustering:
 
     @property
     def static_refresh(self) -> bool:
-        """Whether every refresh after the first runs the same operations without a word to the host."""
+        """Whether every refresh after the first runs the same operations and never waits for the host."""
         directions = None if self.projections is None else self.projections[0].directions
-        solved_here = directions is None or fused_solvers(directions.shape[1], directions.device)
-        return self._carries_over and self.config.sampler != "hard" and solved_here
-
-    def _state_action_clusters(self, pool: Tensor, mask: Tensor, streams: Streams) -> Fit:
-        assert self.state_actions is not None
-        x = self.state_actions(pool)
-        start = kmeans_start(x, streams, self.components, self.clusters, mask)
-        return fit(x, start, mask, covariance=self.config.covariance, steps=STATE_ACTION_STEPS)
+        solved_here = directions is None or solved_on_device(directions.shape[1], directions.device)
+        small = self.mixture is not None and self.mixture.means.shape[2] <= CAPTURED_SIZE
+        return self._carries_over and self.config.sampler != "hard" and solved_here and small
 
     def _members(self, responsibilities: Tensor, mask: Tensor) -> Tensor:
         """The weights of the pool's rows in each cluster, [R, P, K]: r_iz, or 0 and 1."""
@@ -188,13 +158,6 @@ class Clustering:
         if self.config.sampler == "hard":
             weights = torch.nn.functional.one_hot(responsibilities.argmax(2), self.clusters).to(responsibilities.dtype)
         return torch.where(mask.unsqueeze(2), weights, 0)
-
-    def _with_tails(self, weights: Tensor, pool: Tensor) -> Tensor:
-        if not self.config.trajectory_tails:
-            return weights
-        assert self.trajectory_ids is not None
-        trajectories = self.trajectory_ids[pool]
-        return with_trajectory_tails(weights > 0, trajectories, pool, self.trajectory_count).to(weights.dtype)
 
     def _projections(
         self, g_next: Tensor, g: Tensor, valid: Tensor, mask: Tensor

@@ -5,17 +5,41 @@ or 0/1, marks the rows that have a next action and broadcasts over the leading a
 Nothing here synchronises with the host or has a shape that depends on data.
 """
 
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from c4rl.core.errors import InputError
-from c4rl.core.ops import fused, transposed_product
+from c4rl.core.networks import per_row
+from c4rl.core.ops.covariance import cross_covariance as cross_covariance
+from c4rl.core.ops.covariance import cross_covariance_size
+from c4rl.core.ops.mlp import transposed_product
+from c4rl.core.options import Options, PerRun, option
+from c4rl.plugins.c4.authors import dot_product
 
 Estimator = Literal["plugin", "unbiased", "dot_product"]
 Scale = Literal["raw", "per_feature"]
-MOST_FUSED_ROWS = 1024  # what one program of the fused kernel can hold
+
+
+@dataclass(frozen=True)
+class PenaltyConfig(Options):
+    lambda_: PerRun | Literal["auto"] = option(0.3, at_least=0, at_most=1e6)
+    """Weight of the cross-covariance penalty; auto holds it at --lambda-fraction of the TD loss."""
+    lambda_fraction: PerRun = option(0.1, at_least=0, at_most=1e6)
+    """With --lambda auto: the size of lambda R against the TD loss; large ones crush the critic (docs/c4.md)."""
+    beta: PerRun = option(1.0, at_least=0, at_most=1e6)
+    """Weight of (tr C)^2 against ||C||_F^2."""
+    estimator: Estimator = "plugin"
+    """Of the penalty: the paper's, the unbiased one, or the authors' uncentred dot product."""
+    scale: Scale = "raw"
+    """The paper's sum over all m^2 entries of C, or that divided by m."""
+
+    def check(self) -> None:
+        super().check()
+        if isinstance(self.lambda_, str) and self.lambda_ != "auto":
+            raise InputError(f"--lambda: found {self.lambda_}, expected a number of 0 or more, or auto")
 
 
 def _weights(valid: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -29,36 +53,13 @@ def _mean(rows: Tensor, weight: Tensor, count: Tensor) -> Tensor:
     return (rows * weight).sum(-2, keepdim=True) / count.clamp_min(1)
 
 
-def cross_covariance(g_next: Tensor, g: Tensor, valid: Tensor) -> Tensor:
-    """C_hat = Cov_B(g', g) = 1/(n-1) sum_i (g'_i - mean g') (g_i - mean g)^T over the valid rows, [..., m, m].
-
-    No gradient flows through g'. The centred g' sums to zero, so the mean of g drops out of C_hat and of its
-    gradient; it is subtracted (detached) only to keep float32 sums small, and costs nothing in the backward pass.
-    """
-    weight, n = _weights(valid, g)
-    with torch.no_grad():
-        centred_next = (g_next - _mean(g_next, weight, n)) * weight / (n - 1).clamp_min(1)
-        mean = _mean(g, weight, n)
-    return centred_next.mT @ (g - mean)
-
-
 def _trace(matrix: Tensor) -> Tensor:
     return matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
 
 
-def _is_zero(beta: float | Tensor) -> bool:
+def _is_zero(weight: float | Tensor | str) -> bool:
     """Known to be zero without looking into a tensor, which would synchronise with the host."""
-    return not isinstance(beta, Tensor) and beta == 0
-
-
-def _plugin(g_next: Tensor, g: Tensor, valid: Tensor, beta: float | Tensor) -> Tensor:
-    if fused(g) and g.dim() == 4 and g.shape[2] <= MOST_FUSED_ROWS and valid.shape == (len(g), 1, g.shape[2]):
-        from c4rl.core.triton.covariance import penalty  # needs Triton
-
-        return penalty(g_next, g, valid, beta)
-    C = cross_covariance(g_next, g, valid)
-    size = C.square().sum((-2, -1))
-    return size if _is_zero(beta) else size + beta * _trace(C).square()
+    return not isinstance(weight, Tensor) and weight == 0
 
 
 def _unbiased(g_next: Tensor, g: Tensor, valid: Tensor, beta: float | Tensor) -> Tensor:
@@ -87,11 +88,6 @@ def _unbiased(g_next: Tensor, g: Tensor, valid: Tensor, beta: float | Tensor) ->
     return (size + beta * trace) * enough
 
 
-def _dot_product(g_next: Tensor, g: Tensor, valid: Tensor) -> Tensor:
-    weight, n = _weights(valid, g)
-    return (g_next.detach() * weight * g).sum((-2, -1)) / n.squeeze((-2, -1)).clamp_min(1)
-
-
 def penalty(
     g_next: Tensor,
     g: Tensor,
@@ -118,11 +114,11 @@ def penalty(
     if scale not in get_args(Scale):
         raise InputError(f"penalty: scale is '{scale}', expected one of {', '.join(get_args(Scale))}")
     if estimator == "plugin":
-        value = _plugin(g_next, g, valid, beta)
+        value = cross_covariance_size(g_next, g, valid, beta)
     elif estimator == "unbiased":
         value = _unbiased(g_next, g, valid, beta)
     else:
-        value = _dot_product(g_next, g, valid)
+        value = dot_product(g_next, g, *_weights(valid, g))
     return value / g.shape[-1] if scale == "per_feature" else value
 
 
@@ -138,6 +134,26 @@ def automatic_weight(
     with torch.no_grad():
         running.lerp_(torch.stack([td_loss, penalty.abs()]), 1 - decay)
         return fraction * running[0] / running[1].clamp_min(1e-12)
+
+
+class WeightedPenalty:
+    """λR as it is added to each critic's loss."""
+
+    def __init__(self, config: PenaltyConfig, runs: int, device: torch.device, dtype: torch.dtype) -> None:
+        self.config, self.is_zero = config, _is_zero(config.lambda_)
+        self.averages = torch.zeros(runs, 2, device=device, dtype=dtype)  # of the TD loss and of |R|, for λ "auto"
+
+    def __call__(self, g_next: Tensor, g: Tensor, valid: Tensor, td_loss: Tensor | None) -> Tensor:
+        """[R, M] from g', g [R, M, B, m], valid [R, B] and the TD loss [R, M], which λ "auto" needs."""
+        config = self.config
+        beta, estimator, scale = per_row(config.beta), config.estimator, config.scale
+        size = penalty(g_next, g, valid.unsqueeze(1), beta=beta, estimator=estimator, scale=scale)
+        if not isinstance(config.lambda_, str):
+            return per_row(config.lambda_) * size
+        if td_loss is None:
+            raise InputError("the penalty's weight is 'auto', expected the TD loss that it is a fraction of")
+        means = size.detach().mean(1), td_loss.detach().mean(1)
+        return automatic_weight(*means, config.lambda_fraction, self.averages.T).unsqueeze(1) * size
 
 
 @torch.no_grad()

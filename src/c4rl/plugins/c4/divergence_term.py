@@ -1,4 +1,4 @@
-"""The divergence as an actor term: weight · D(π, ν_z), where wanted only where the data does not reach."""
+"""The divergence as an actor term: weight · D(π, ν_z), everywhere or only where the data does not reach."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -7,30 +7,36 @@ import torch
 from torch import Tensor
 
 from c4rl.core.buffer import TransitionBuffer
-from c4rl.core.errors import InputError
 from c4rl.core.networks import Critic, Stack
+from c4rl.core.options import Options, option
 from c4rl.core.random import Streams
 from c4rl.plugins.c4.behaviour_model import BehaviourModel
 from c4rl.plugins.c4.clustering import Clustering
-from c4rl.plugins.c4.divergences import BehaviourSamples, PolicySamples, check_divergence, divergence_term
+from c4rl.plugins.c4.divergences import SEVERAL, BehaviourSamples, PolicySamples, check_order, divergence_term
 from c4rl.plugins.c4.feature_gradients import feature_gradients
 from c4rl.plugins.seams import ActorStep, Host
 
 
 @dataclass(frozen=True)
-class DivergenceConfig:
+class DivergenceConfig(Options):
     divergence: Literal["kl", "kl_data", "renyi", "chi_square", "jsd", "w1", "mse", "mmd"] = "kl_data"
     """Between the policy and the behaviour model; kl_data is the likelihood of logged actions."""
-    divergence_weight: float = 0.0
+    divergence_weight: float = option(0.0, at_least=0, at_most=1e6)
     """Weight in the actor's loss; 0: no divergence term."""
     divergence_against: Literal["cluster", "mixture"] = "cluster"
-    """Behaviour model: the batch's own cluster (the paper's per-cluster objective), or the mixture of all."""
-    divergence_gate: float | None = None
+    """Behaviour model: that of the batch's own cluster (the paper's per-cluster objective), or the mixture of all. An
+    actor's batch from all clusters (--sampler uniform, --actor-rows uniform) is compared with the mixture."""
+    divergence_gate: float | None = option(None, above=0, below=1)
     """Act only where (s, π(s)) is less likely, by the mixture of g, than this share of the data; None: everywhere."""
-    divergence_alpha: float = 0.5
+    divergence_alpha: float = option(0.5, above=0, at_most=100)
     """Order of the Renyi divergence."""
-    divergence_samples: int = 4
-    """Actions per state that MMD draws from a stochastic policy."""
+    divergence_samples: int = option(4, at_least=2, at_most=1000)
+    """Actions per state that renyi and mmd draw from a stochastic policy; few pull renyi towards kl."""
+
+    def check(self) -> None:
+        super().check()
+        if self.divergence == "renyi":
+            check_order(self.divergence_alpha)
 
 
 class DivergenceTerm:
@@ -41,21 +47,14 @@ class DivergenceTerm:
         algorithm: Host,
         clustering: Clustering,
         buffer: TransitionBuffer,
+        single_cluster: bool,
     ) -> None:
-        density = algorithm.policy_has_density(algorithm.config)
-        check_divergence(config.divergence, deterministic=not density)
-        if config.divergence == "mmd" and density and config.divergence_samples < 2:
-            raise InputError(f"--divergence-samples: found {config.divergence_samples}, expected 2 or more for mmd")
+        """single_cluster: whether the actor's batch comes from one cluster, `clustering.cluster`."""
         self.config, self.clustering, self.buffer = config, clustering, buffer
         self.critic_inputs = algorithm.critic_inputs
-        self.behaviour = BehaviourModel(
-            stack.runs,
-            clustering.clusters,
-            stack.observation_dim,
-            stack.action_dim,
-            device=stack.device,
-            dtype=stack.dtype,
-        )
+        self.own_cluster = single_cluster and config.divergence_against == "cluster"
+        sizes = stack.runs, clustering.clusters, stack.observation_dim, stack.action_dim
+        self.behaviour = BehaviourModel(*sizes, device=stack.device, dtype=stack.dtype)
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -64,6 +63,9 @@ class DivergenceTerm:
         assert clustering.responsibilities is not None and clustering.mixture is not None
         batch = self.buffer.gather(clustering.tables.pool_rows(clustering.last_index))
         weights = clustering.responsibilities * clustering.tables.pool_mask.unsqueeze(2)
+        if (row_weights := self.buffer.row_weights) is not None:
+            assert batch.rows is not None
+            weights = weights * row_weights.gather(1, batch.rows - self.buffer.offsets.unsqueeze(1)).unsqueeze(2)
         self.behaviour.fit(batch.observations, batch.actions, weights.to(batch.actions.dtype))
 
     def __call__(self, step: ActorStep, streams: Streams) -> Tensor:
@@ -71,9 +73,9 @@ class DivergenceTerm:
         config, batch = self.config, step.batch
         actions, log_prob = step.actions.unsqueeze(2), step.log_prob
         log_prob = log_prob.unsqueeze(2) if log_prob is not None else None
-        if config.divergence == "mmd" and step.distribution is not None:
+        if config.divergence in SEVERAL and step.distribution is not None:
             shape = (*step.actions.shape[1:2], config.divergence_samples, step.actions.shape[2])
-            actions, log_prob = step.distribution.sample(streams.normal("c4/mmd", *shape))
+            actions, log_prob = step.distribution.sample(streams.normal(f"c4/{config.divergence}", *shape))
         at_data = step.distribution.log_prob(batch.actions) if step.distribution is not None else None
         divergence = divergence_term(
             config.divergence,
@@ -86,12 +88,13 @@ class DivergenceTerm:
         return config.divergence_weight * divergence.mean(1)
 
     def _log_behaviour(self, observations: Tensor, actions: Tensor) -> Tensor:
-        if self.config.divergence_against == "mixture":
-            return self.behaviour.log_prob_mixture(observations, actions)
-        return self.behaviour.log_prob_cluster(observations, actions, self.clustering.cluster)
+        if self.own_cluster:
+            return self.behaviour.log_prob_cluster(observations, actions, self.clustering.cluster)
+        return self.behaviour.log_prob_mixture(observations, actions)
 
     def gate(self, step: ActorStep) -> Tensor:
         """Where the policy leaves the data, [R, B]."""
+        assert step.critic is not None
         pairs = torch.cat([step.batch.observations, step.actions.detach()], dim=2)
         return self.open_at(step.critic, pairs, step.batch.state_actions)
 

@@ -30,8 +30,7 @@ def gaussian_kl(mean_p: Tensor, std_p: Tensor, mean_q: Tensor, std_q: Tensor) ->
 
 def gaussian_renyi(mean_p: Tensor, std_p: Tensor, mean_q: Tensor, std_q: Tensor, alpha: float) -> Tensor:
     """D_alpha(P || Q), alpha > 0, alpha != 1; infinite where alpha std_q^2 <= (alpha - 1) std_p^2 in a dimension."""
-    if not (alpha > 0 and alpha != 1):
-        raise InputError(f"divergence 'renyi': alpha is {alpha}, expected a positive number other than 1 (1 is 'kl')")
+    check_order(alpha)
     variance = alpha * std_q.square() + (1 - alpha) * std_p.square()
     finite = variance > 0
     safe = torch.where(finite, variance, 1.0)  # keeps the gradient of the finite dimensions free of NaN
@@ -150,6 +149,7 @@ def _jsd(pi: Tensor, nu: Tensor, pi_data: Tensor, nu_data: Tensor) -> Tensor:
 
 
 DENSITY_FREE = ("mse", "w1", "mmd")
+SEVERAL = ("renyi", "mmd")  # not means over single actions: one action of each state gives another quantity
 NAMES = ("kl", "kl_data", "renyi", "chi_square", "jsd", *DENSITY_FREE)
 
 
@@ -162,6 +162,11 @@ def check_divergence(name: str, deterministic: bool) -> None:
             f"divergence '{name}' compares densities and a deterministic policy has none, "
             f"expected one of {', '.join(DENSITY_FREE)}"
         )
+
+
+def check_order(alpha: float) -> None:
+    if not (alpha > 0 and alpha != 1):
+        raise InputError(f"divergence 'renyi': alpha is {alpha}, expected a positive number other than 1 (1 is 'kl')")
 
 
 def divergence_term(
@@ -177,7 +182,7 @@ def divergence_term(
 
     'kl'          mean_n [log pi(a) - log nu(a)], a ~ pi.
     'kl_data'     -log pi(a_data): KL(nu || pi) up to the behaviour's entropy.
-    'renyi'       log mean_n (pi/nu)^(alpha-1) / (alpha-1).
+    'renyi'       log mean_n (pi/nu)^(alpha-1) / (alpha-1); a stochastic policy needs n >= 2 (n = 1 is 'kl').
     'chi_square'  mean_n pi/nu - 1. Overflows far from the data; 'renyi' with alpha = 2 is log(1 + chi^2) and does not.
     'jsd'         in [0, log 2] in expectation; nu's sample is the dataset's action.
     'w1'          ground metric |a - b|_1, per dimension (`w1_from_samples`).   'mse'  mean_n |a - a_data|^2 / dim.
@@ -189,9 +194,9 @@ def divergence_term(
         return (actions - behaviour.data_actions.unsqueeze(-2)).square().mean((-2, -1))
     if name == "w1":
         return w1_from_samples(actions, behaviour.drawn())
+    if name in SEVERAL and policy.log_prob is not None and actions.shape[-2] < 2:
+        raise InputError(f"divergence '{name}': found 1 action per state of a stochastic policy, expected at least 2")
     if name == "mmd":
-        if policy.log_prob is not None and actions.shape[-2] < 2:
-            raise InputError("divergence 'mmd': found 1 action per state of a stochastic policy, expected at least 2")
         return mmd_squared(actions, behaviour.drawn(), kernel, bandwidth)
     if name in ("kl_data", "jsd") and policy.log_prob_data is None:
         raise InputError(
@@ -213,6 +218,5 @@ def divergence_term(
         return log_ratio.mean(-1)
     if name == "chi_square":
         return torch.expm1(_log_mean_exp(log_ratio))
-    if not (alpha > 0 and alpha != 1):
-        raise InputError(f"divergence 'renyi': alpha is {alpha}, expected a positive number other than 1 (1 is 'kl')")
+    check_order(alpha)
     return _log_mean_exp((alpha - 1) * log_ratio) / (alpha - 1)

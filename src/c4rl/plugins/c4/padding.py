@@ -1,7 +1,7 @@
-"""Runs of fewer clusters or rows than their company: what of the stack's tables is their own, and what fills the rest.
+"""Padding of the stack's tables for runs of fewer clusters or rows.
 
 In a stack all runs have tables for its largest K and its longest pool P. A checkpoint holds each run's own part, so
-that it can be read back into any stack. The filling is never drawn from: its clusters have weight 0, its rows no mass.
+that it can be read back into any stack. Padding is never drawn from: its clusters have weight 0, its rows no mass.
 """
 
 import math
@@ -28,7 +28,7 @@ def unpadded(name: str, tensor: Tensor, own: tuple[int, int], stack: tuple[int, 
 
 
 def padded(name: str, tensor: Tensor, own: tuple[int, int], stack: tuple[int, int]) -> Tensor:
-    """What `unpadded` gave, filled up to the stack's K and P."""
+    """What `unpadded` gave, padded to the stack's K and P."""
     (clusters, rows), (most_clusters, most_rows) = own, stack
     if own == stack:
         return tensor

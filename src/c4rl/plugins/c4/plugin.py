@@ -1,18 +1,17 @@
-"""C4 as a plug-in: single-cluster batches + cross-covariance penalty + divergence term (Algorithm 1)."""
+"""C4 as a plug-in (Algorithm 1): single-cluster batches, the cross-covariance penalty, and a divergence term."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
-import tyro
 from torch import Tensor
 
-from c4rl.core.buffer import Batch, TransitionBuffer
+from c4rl.core.buffer import TransitionBuffer
 from c4rl.core.errors import InputError
-from c4rl.core.networks import Critic, per_row
+from c4rl.plugins.c4.authors import AuthorsConfig, AuthorsRelease
 from c4rl.plugins.c4.clustering import Clustering, ClusteringConfig, launch_key
-from c4rl.plugins.c4.cross_covariance import Estimator, Scale, automatic_weight, penalty
+from c4rl.plugins.c4.cross_covariance import PenaltyConfig, WeightedPenalty
 from c4rl.plugins.c4.divergence_term import DivergenceConfig, DivergenceTerm
 from c4rl.plugins.c4.divergences import check_divergence
 from c4rl.plugins.c4.feature_gradients import feature_gradients, online_feature_gradients
@@ -21,49 +20,22 @@ from c4rl.plugins.seams import ActorStep, CriticStep, Host, Plugin, Sampler
 
 
 @dataclass(frozen=True)
-class C4Config(ClusteringConfig, DivergenceConfig):
-    stackable: ClassVar[frozenset[str]] = frozenset({"lambda_", "lambda_fraction", "beta", "K"})
+class C4Config(ClusteringConfig, PenaltyConfig, DivergenceConfig, AuthorsConfig):
+    actor_rows: Literal["cluster", "uniform"] = "cluster"
+    """Rows of the actor's batch: the critics', from one cluster (the section on clustered buffers argues so), or its
+    own from all the data (Algorithm 1 says "critic minibatch")."""
 
-    lambda_: Annotated[float | Literal["auto"], tyro.conf.arg(name="lambda")] = 0.3
-    """Weight of the cross-covariance penalty; auto holds it at --lambda-fraction of the TD loss."""
-    lambda_fraction: float = 0.1
-    """With --lambda auto: the size of lambda R against the TD loss; large ones crush the critic (docs/c4.md)."""
-    beta: float = 1.0
-    """Weight of (tr C)^2 beside ||C||_F^2."""
-    estimator: Estimator = "plugin"
-    """Of the penalty: the paper's, the unbiased one, or the authors' uncentred dot product."""
-    scale: Scale = "raw"
-    """The paper's sum over all m^2 entries of C, or that divided by m."""
-    zero_next_actions: bool = False
-    """Authors' release: from the second refresh on, the penalty sees a' = 0."""
-    mask_invalid: bool = True
-    """Leave rows without a valid next action out of the penalty and of the mixture's fit (the authors' release keeps
-    them)."""
-
-    def __post_init__(self) -> None:
-        def require(flag: str, holds: bool, found: object, expected: str) -> None:
-            if not holds:
-                raise InputError(f"--{flag}: found {found}, expected {expected}")
-
-        require("K", self.K >= 1, self.K, "1 or more clusters")
-        require("period", self.period >= 1, self.period, "1 or more updates")
-        require("em-steps", self.em_steps >= 1, self.em_steps, "1 or more")
-        require("pool", self.pool >= 2, self.pool, "2 or more rows")
-        tails = f"--sampler {self.sampler} beside it"
-        require("trajectory-tails", self.sampler == "hard" or not self.trajectory_tails, tails, "--sampler hard")
-        require("directions", self.directions is None or self.directions >= 1, self.directions, "1 or more, or None")
-        if isinstance(self.lambda_, str):
-            require("lambda", self.lambda_ == "auto", self.lambda_, "a number of 0 or more, or auto")
-        else:
-            require("lambda", self.lambda_ >= 0, self.lambda_, "a number of 0 or more, or auto")
-        require("beta", self.beta >= 0, self.beta, "0 or more")
-        require("divergence-weight", self.divergence_weight >= 0, self.divergence_weight, "0 or more")
-        gate = self.divergence_gate
-        require("divergence-gate", gate is None or 0 < gate < 1, gate, "a quantile between 0 and 1, or None")
+    def check(self) -> None:
+        super().check()
+        if self.trajectory_tails and self.sampler != "hard":
+            raise InputError(f"--trajectory-tails: found --sampler {self.sampler}, expected --sampler hard")
 
 
 class C4(Plugin):
     """Clustered cross-covariance control for any algorithm with a critic."""
+
+    needs_critic: ClassVar[bool] = True
+    monitored: ClassVar[bool] = True
 
     def __init__(self, config: C4Config) -> None:
         self.config = config
@@ -86,53 +58,72 @@ class C4(Plugin):
     def attach(self, algorithm: Host, buffer: TransitionBuffer) -> None:
         config, stack = self.config, algorithm.stack
         self.streams, self.buffer = algorithm.streams, buffer
-        offsets, lengths = buffer.offsets.tolist(), buffer.lengths.tolist()
+        self.authors = AuthorsRelease(config, buffer, stack.dtype)
         self.clustering = Clustering(
             config,
             stack.seeds,
-            offsets,
-            lengths,
+            buffer.offsets.tolist(),
+            buffer.lengths.tolist(),
             stack.device,
-            state_actions=lambda rows: buffer.gather(rows).state_actions,
-            trajectory_ids=buffer.trajectory_ids,
+            authors=self.authors,
+            row_weights=lambda: buffer.row_weights,
         )
+        self.penalty = WeightedPenalty(config, stack.runs, stack.device, stack.dtype)
         self.divergence = None
         if config.divergence_weight:
-            self.divergence = DivergenceTerm(config, stack, algorithm, self.clustering, buffer)
+            single_cluster = config.sampler != "uniform" and config.actor_rows == "cluster"
+            self.divergence = DivergenceTerm(config, stack, algorithm, self.clustering, buffer, single_cluster)
+        # λR of the last update, summed over the critics, and its ratio to the TD loss, [R]
+        self._penalty, self._share = torch.zeros(2, stack.runs, device=stack.device, dtype=stack.dtype)
+        self._cluster_gradients(algorithm, 0)
 
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(stack.runs, *shape, device=stack.device, dtype=stack.dtype)
+    # -- Algorithm 1: every `period` updates the E- and M-steps,
 
-        self._averages = zeros(2)  # of the TD loss and of |R|, for --lambda auto
-        self._penalty, self._share = zeros(), zeros()  # of the last update
-        self._next_actions_kept = zeros() + 1  # 0 once a' is lost, as in the authors' release
-        self._refresh_clusters(algorithm, 0)
+    def refresh(self, algorithm: Host, step: int) -> dict[str, Tensor]:
+        assert algorithm.critics is not None
+        self.authors.before_clustering(algorithm.critics[0])
+        return self._cluster_gradients(algorithm, step)
 
-    # -- the seams
+    def _cluster_gradients(self, algorithm: Host, step: int) -> dict[str, Tensor]:
+        """Fit the mixture to y = [g', g] of the first critic."""
+        assert algorithm.critics is not None
+        critic, target = algorithm.critics
+        next_critic = target if self.config.next_features == "target" else critic
+
+        def gradients(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            batch = self.authors.clustered(self.buffer.gather(rows))
+            pairs, next_pairs = map(algorithm.critic_inputs, (batch.state_actions, batch.next_state_actions))
+            g_next = feature_gradients(self.config.mode, next_critic, next_pairs, slice(1))[:, 0]
+            g = feature_gradients(self.config.mode, critic, pairs, slice(1))[:, 0]
+            return g_next, g, batch.next_valid > 0
+
+        report = self.clustering.refresh(gradients, self.streams, step)
+        if self.divergence is not None:
+            self.divergence.refresh()
+        return report
+
+    # -- then each update z ~ Cat(p) and rows ~ r_iz,
 
     def sampler(self) -> Sampler | None:
         return self.clustering if self.config.sampler != "uniform" else None
 
+    def actor_sampler(self) -> Sampler | None:
+        return self.buffer.sampler() if self.config.actor_rows == "uniform" else None
+
+    # -- and λR of C = Cov_B(g', g) in each critic's loss.
+
     def critic_penalty(self, step: CriticStep) -> Tensor | None:
-        config = self.config
-        if not isinstance(config.lambda_, Tensor) and config.lambda_ == 0:
+        if self.penalty.is_zero:
             return None
-        batch = step.batch
-        g = online_feature_gradients(config.mode, step.critic, step.output, batch.state_actions)
-        g_next = feature_gradients(config.mode, step.target, self._next_pairs(batch.next_state_actions))
-        valid = self._valid(batch).unsqueeze(1)
-        beta = per_row(config.beta)
-        size = penalty(g_next, g, valid, beta=beta, estimator=config.estimator, scale=config.scale)  # [R, M]
-        td_loss = step.td_loss.detach()
-        if isinstance(config.lambda_, str):
-            mean = size.detach().mean(1)
-            weight = automatic_weight(mean, td_loss.mean(1), config.lambda_fraction, self._averages.T).unsqueeze(1)
-            weighted = weight * size
-        else:
-            weighted = per_row(config.lambda_) * size
+        batch = self.authors.penalised(step.batch)
+        g = online_feature_gradients(self.config.mode, step.critic, step.output, batch.state_actions)
+        g_next = feature_gradients(self.config.mode, step.target, batch.next_state_actions)
+        weighted = self.penalty(g_next, g, batch.next_valid, step.td_loss)  # [R, M]
         torch.sum(weighted.detach(), 1, out=self._penalty)
-        torch.div(self._penalty, td_loss.sum(1).clamp_min(1e-12), out=self._share)
+        torch.div(self._penalty, step.td_loss.detach().sum(1).clamp_min(1e-12), out=self._share)
         return weighted
+
+    # -- Clustered buffers: the divergence in the actor's loss
 
     @property
     def has_actor_term(self) -> bool:
@@ -141,13 +132,7 @@ class C4(Plugin):
     def actor_term(self, step: ActorStep) -> Tensor | None:
         return self.divergence(step, self.streams) if self.divergence is not None else None
 
-    def refresh(self, algorithm: Host, step: int) -> dict[str, Tensor]:
-        if self.config.zero_next_actions:
-            self._next_actions_kept.zero_()
-        if self.config.average_critics:
-            assert algorithm.critics is not None
-            _average_members(algorithm.critics[0])
-        return self._refresh_clusters(algorithm, step)
+    # -- bookkeeping
 
     @property
     def static_refresh(self) -> bool:
@@ -160,8 +145,8 @@ class C4(Plugin):
         return self.clustering.failures()
 
     def state(self) -> dict[str, Tensor]:
-        out = {"averages": self._averages, "penalty": self._penalty, "share": self._share}
-        out |= {"next_actions_kept": self._next_actions_kept, **self.clustering.state()}
+        out = {"averages": self.penalty.averages, "penalty": self._penalty, "share": self._share}
+        out |= {"next_actions_kept": self.authors.next_actions_kept, **self.clustering.state()}
         return out | (self.divergence.state() if self.divergence is not None else {})
 
     def unpadded(self, name: str, tensor: Tensor, run: int) -> Tensor:
@@ -169,39 +154,3 @@ class C4(Plugin):
 
     def padded(self, name: str, own: Tensor, run: int) -> Tensor:
         return padded(name, own, *self.clustering.extents(run))
-
-    # --
-
-    def _refresh_clusters(self, algorithm: Host, step: int) -> dict[str, Tensor]:
-        assert algorithm.critics is not None
-        critic, target = algorithm.critics
-        next_critic = target if self.config.next_features == "target" else critic
-        mode, first = self.config.mode, slice(1)  # one mixture per run, on the first critic's gradients
-
-        def gradients(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            batch = self.buffer.gather(rows)
-            pairs, next_pairs = map(algorithm.critic_inputs, (batch.state_actions, batch.next_state_actions))
-            g_next = feature_gradients(mode, next_critic, next_pairs, first)[:, 0]
-            g = feature_gradients(mode, critic, pairs, first)[:, 0]
-            return g_next, g, self._valid(batch) > 0
-
-        report = self.clustering.refresh(gradients, self.streams, step)
-        if self.divergence is not None:
-            self.divergence.refresh()
-        return report
-
-    def _valid(self, batch: Batch) -> Tensor:
-        return batch.next_valid if self.config.mask_invalid else torch.ones_like(batch.next_valid)
-
-    def _next_pairs(self, pairs: Tensor) -> Tensor:
-        if not self.config.zero_next_actions:
-            return pairs
-        kept = torch.ones_like(pairs)
-        kept[..., self.buffer.widths[0] :] = self._next_actions_kept.view(-1, 1, 1)
-        return pairs * kept
-
-
-@torch.no_grad()
-def _average_members(critic: Critic) -> None:
-    for p in critic.parameters():
-        p.copy_(p.mean(1, keepdim=True).expand_as(p).clone())

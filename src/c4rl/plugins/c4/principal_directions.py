@@ -4,19 +4,18 @@ Penultimate features have 256 dimensions; the mixture is fitted on d of them per
 keeps Omega_z = [Sigma' C; C^T Sigma] readable in blocks.
 """
 
-from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from c4rl.core.ops import available, transposed_product
+from c4rl.core.ops.mlp import transposed_product
+from c4rl.core.ops.subspace import solvers
 from c4rl.core.random import Streams
 
 EXTRA_DIRECTIONS = 16  # searched beside those asked for: the error falls with the gap to the first one left out
 POWER_STEPS = 6
-FUSED_SIZE = 512  # the largest matrix that the fused kernels take
 
 
 class Projection(NamedTuple):
@@ -64,7 +63,7 @@ def _leading_eigenvectors(matrix: Tensor, count: int) -> tuple[Tensor, Tensor]:
     size = matrix.shape[1]
     width = min(size, count + EXTRA_DIRECTIONS)
     first = _first_basis(size, width, matrix.device, matrix.dtype)
-    orthonormal, symmetric_eigen = _solvers(first)
+    orthonormal, symmetric_eigen = solvers(first)
     basis = first.expand(len(matrix), -1, -1)
     for _ in range(POWER_STEPS):
         basis = orthonormal(matrix @ (matrix @ basis))
@@ -78,21 +77,3 @@ def _first_basis(size: int, width: int, device: torch.device, dtype: torch.dtype
     """Fixed orthonormal columns in no particular direction, [m, d]."""
     step = torch.zeros((), dtype=torch.int64, device=device)
     return torch.linalg.qr(Streams([0], step, dtype).normal("principal_directions", size, width)[0])[0]
-
-
-def fused_solvers(size: int, device: torch.device) -> bool:
-    """Whether fused kernels take matrices of this many rows: PyTorch's eigensolver waits for the host."""
-    if size > FUSED_SIZE or not available(device):
-        return False
-    from c4rl.core.triton.subspace import proven
-
-    return proven(device)
-
-
-def _solvers(first: Tensor) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], tuple[Tensor, Tensor]]]:
-    """Orthonormal columns [R, m, d], and the eigenvalues and eigenvectors of a symmetric [R, d, d]; first: [m, d]."""
-    if fused_solvers(len(first), first.device):
-        from c4rl.core.triton.subspace import orthonormal, symmetric_eigen
-
-        return partial(orthonormal, spare=first), symmetric_eigen
-    return lambda columns: torch.linalg.qr(columns)[0], torch.linalg.eigh

@@ -1,0 +1,48 @@
+"""`c4rl bench`: measure."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from c4rl.cli.parsing import Arguments, parse_as
+from c4rl.core.declarations import Options, option
+
+
+def speed(arguments: Arguments) -> int:
+    """Measure updates per second of each algorithm on made-up data, evaluation and logging left out."""
+    from c4rl.results.speed import Mode, Variant
+    from c4rl.results.speed import speed as measure_speed
+
+    @dataclass(frozen=True)
+    class Flags(Options):
+        algorithms: tuple[str, ...] = ("bc", "td3_bc", "cql")
+        """Which ones; of algorithms with several stages, each stage."""
+        plugins: tuple[Variant, ...] = ("none", "c4-proxy", "c4-exact")
+        """Measure with each of these, where the algorithm has a critic."""
+        runs: tuple[int, ...] | None = option(None, at_least=1, at_most=10_000)
+        """Stack sizes; default 1 and 5, on a GPU also 25."""
+        modes: tuple[Mode, ...] | None = None
+        """On a GPU, updates as one CUDA graph or eager, with fused kernels or PyTorch's own (plain). Default: graph,
+        and for TD3+BC and CQL with 1 and 25 runs the others too."""
+        rows: int = option(10_000, at_least=2, at_most=10**9)
+        """Rows of data."""
+        observation_dim: int = option(17, at_least=1, at_most=100_000)
+        """Width of an observation."""
+        action_dim: int = option(6, at_least=1, at_most=100_000)
+        """Width of an action."""
+        hidden_layers: int | None = option(None, at_least=1, at_most=100)
+        """Of networks, instead of each algorithm's own number."""
+        hidden_width: int | None = option(None, at_least=1, at_most=100_000)
+        """Likewise, units of a layer."""
+        precision: Literal["fp32", "tf32", "bf16x3", "bf16x6"] = "fp32"
+        """Of matrix products on a GPU, also of kinds that are not offered for training."""
+        seconds: float = option(5.0, above=0, at_most=1e6)
+        """How long each measurement lasts."""
+        device: str = "auto"
+        """auto, cpu, cuda or cuda:N."""
+        threads: int | None = option(None, at_least=1, at_most=4096)
+        """CPU threads; default all cores."""
+        json: Path | None = None
+        """Also write the result to this new file."""
+
+    return measure_speed(**vars(parse_as(Flags, "bench speed", arguments, speed.__doc__)))

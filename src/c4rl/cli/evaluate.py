@@ -1,0 +1,53 @@
+"""`c4rl evaluate`: score the policies of a run folder."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from c4rl.cli.parsing import Arguments, parse_as
+from c4rl.core.declarations import Options, option
+
+
+@dataclass(frozen=True)
+class Flags(Options):
+    folder: tyro.conf.Positional[Path]
+    """A folder made by c4rl train."""
+    episodes: int = option(10, at_least=1, at_most=10**6)
+    """Episodes per policy."""
+    checkpoint: Literal["last", "best"] = "last"
+    """The last policies, or those of each seed's best evaluation."""
+    seed: int = option(20_000, at_least=0, at_most=2**63 - 1)
+    """Episode e is reset with seed + e."""
+    run: str | None = None
+    """Only the run of this name (as in summary.json); default all."""
+    json: Path | None = None
+    """Also write the result to this new file."""
+
+
+def evaluate(arguments: Arguments) -> int:
+    """Score the policies of a run folder in the simulator."""
+    flags = parse_as(Flags, "evaluate", arguments, evaluate.__doc__)
+
+    from c4rl.core.files import write_json
+    from c4rl.results.policies import score_folder
+    from c4rl.training.run_directory import check_new_file
+
+    if flags.json is not None:
+        check_new_file("json", flags.json)
+    result = score_folder(flags.folder, flags.episodes, flags.checkpoint, flags.seed, flags.run)
+    tasks = result["task"] if isinstance(result["task"], str) else " and ".join(result["task"])
+    title = f"{tasks}: {flags.checkpoint} checkpoint, {flags.episodes} episodes ({result['score']})"
+    table = Table(title=title, caption=f"simulated on {result['environment']}")
+    first = "run" if "run" in result["runs"][0] else "seed"
+    for heading in (first, "score", "std over episodes", "return"):
+        table.add_column(heading, justify="left" if heading == "run" else "right")
+    for row in result["runs"]:
+        table.add_row(str(row[first]), f"{row['mean']:.1f}", f"{row['std']:.1f}", f"{row['return']:.1f}")
+    Console().print(table)
+    if flags.json is not None:
+        write_json(flags.json, result)
+    return 0

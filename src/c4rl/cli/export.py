@@ -1,0 +1,36 @@
+"""`c4rl export`: take a policy away."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from c4rl.cli.parsing import Arguments, parse_as
+from c4rl.core.declarations import Options, option
+
+
+@dataclass(frozen=True)
+class Flags(Options):
+    folder: tyro.conf.Positional[Path]
+    """A folder made by c4rl train."""
+    format: Literal["npz"] = "npz"
+    """File format."""
+    checkpoint: Literal["last", "best"] = "last"
+    """The last policy, or that of the seed's best evaluation."""
+    seed: int | None = option(None, at_least=0, at_most=2**63 - 1)
+    """Which run, where only one has this seed; default the first."""
+    run: str | None = None
+    """Which run, by its name in summary.json."""
+    output: Path | None = None
+    """New file; default FOLDER/policy_CHECKPOINT_RUN.npz."""
+
+
+def export(arguments: Arguments) -> int:
+    """Write a run's policy to a file that NumPy alone can read."""
+    flags = parse_as(Flags, "export", arguments, export.__doc__)
+
+    from c4rl.results.policies import export_policy
+
+    print(f"wrote {export_policy(flags.folder, flags.checkpoint, flags.seed, flags.output, flags.run)}")
+    return 0

@@ -1,0 +1,171 @@
+"""Flags from declared options: tyro splits the command line and writes the help; every refusal is one sentence."""
+
+import ast
+import dataclasses
+import difflib
+import inspect
+import io
+import itertools
+import textwrap
+import types
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr
+from dataclasses import MISSING, Field
+from functools import cache, partial
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+
+import tyro
+from tyro.constructors import PrimitiveConstructorSpec
+
+from c4rl.core.declarations import declaration, expected, flag_of, is_tuple, read_text
+from c4rl.core.errors import InputError
+
+Arguments = list[str]
+Kind = TypeVar("Kind")
+
+NOT_GIVEN = object()
+
+
+def parse_as(kind: type[Kind], command: str, arguments: Arguments, description: str | None) -> Kind:
+    """The command's flags, which are the fields of this dataclass."""
+    return kind(**parse(command, arguments, flags_of(kind), description=description))
+
+
+def flags_of(kind: type) -> "list[Flag]":
+    return [Flag(field, help_texts(kind).get(field.name, "")) for field in dataclasses.fields(kind)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Flag:
+    field: "Field[Any]"
+    help: str
+
+    @property
+    def name(self) -> str:
+        """As a sentence names it."""
+        return self.field.name.upper() if self.positional else f"--{flag_of(self.field.name)}"
+
+    @property
+    def positional(self) -> bool:
+        return tyro.conf.Positional in get_args(self.field.type)
+
+    @property
+    def words(self) -> Literal[1, "*"]:
+        """How many it takes; of a positional one we say ourselves that it is missing."""
+        return "*" if self.positional or is_tuple(self.field.type) else 1
+
+    def for_tyro(self, default: Any) -> tuple[str, Any, "Field[Any]"]:
+        """A field of a dataclass: its words are read by our own parser."""
+        kind = self.field.type
+        hint = "(required)" if default is NOT_GIVEN else None
+        shown = tyro.conf.arg(name=flag_of(self.field.name), help=self.help, help_behavior_hint=hint)
+        if kind is bool:  # a switch: --flag, --no-flag
+            return self.field.name, Annotated[bool, shown], dataclasses.field(default=default)
+        spec: PrimitiveConstructorSpec[Any] = PrimitiveConstructorSpec(
+            nargs=self.words,
+            metavar=self.field.name.upper()
+            if self.positional
+            else _metavar(kind, tuple(declaration(self.field).choices)),
+            instance_from_str=partial(read_text, self.field, given=self.name),
+            is_instance=lambda value: True,
+            str_from_instance=lambda value: [str(one) for one in (value if isinstance(value, tuple) else (value,))],
+        )
+        if self.positional:
+            return self.field.name, Annotated[Any, tyro.conf.Positional, spec, shown], dataclasses.field()
+        return self.field.name, Annotated[Any, spec, shown], dataclasses.field(default=default)
+
+
+def parse(
+    command: str,
+    arguments: Arguments,
+    flags: Sequence[Flag],
+    defaults: Mapping[str, Any] | None = None,
+    description: str | None = None,
+    others_follow: bool = False,
+) -> dict[str, Any]:
+    """Values by the names of their fields. defaults: instead of the fields' own; others_follow: ignore other flags."""
+    chosen = {flag.field.name: _default(flag.field) for flag in flags} | dict(defaults or {})
+    given = {argument.partition("=")[0].replace("_", "-").replace("--no-", "--") for argument in arguments}
+    # the others keep their defaults, and tyro takes its time with each
+    shown = [flag for flag in flags if flag.positional or flag.name in given or given & {"-h", "--help"}]
+    fields = [flag.for_tyro(chosen[flag.field.name]) for flag in shown]
+    kind: Any = dataclasses.make_dataclass("Flags", fields, kw_only=True, namespace={"__doc__": description})
+    prog = f"c4rl {command}"
+    try:
+        with redirect_stderr(io.StringIO()) as told:
+            parsed, unknown = tyro.cli(
+                kind,
+                prog=prog,
+                args=arguments,
+                description=description,
+                return_unknown_args=True,
+                add_help=not others_follow,
+            )
+    except SystemExit as stop:
+        if not stop.code:
+            raise  # it was --help
+        raise InputError(_without_value(arguments, flags, told.getvalue())) from None
+    if unknown and not others_follow:
+        raise InputError(_unknown(unknown, [flag.name for flag in flags], prog))
+    values = chosen | {flag.field.name: getattr(parsed, flag.field.name) for flag in shown}
+    missing = [flag for flag in flags if values[flag.field.name] is NOT_GIVEN]
+    if missing and not others_follow:
+        names = ", ".join(f"{flag.name} ({expected(flag.field)})" for flag in missing)
+        raise InputError(f"{names}: not given, expected every flag that has no default (`{prog} --help` shows them)")
+    return values
+
+
+def _default(field: "Field[Any]") -> Any:
+    if field.default_factory is not MISSING:
+        return field.default_factory()
+    return NOT_GIVEN if field.default is MISSING else field.default
+
+
+def _unknown(words: Sequence[str], known: Sequence[str], prog: str) -> str:
+    word = next((word for word in words if word.startswith("-")), words[0]).partition("=")[0]
+    close = difflib.get_close_matches(word.replace("_", "-"), known, n=1, cutoff=0.75)
+    hint = f"did you mean {close[0]}?" if close else f"`{prog} --help` shows them all"
+    return f"{word}: found where a known flag was expected; {hint}"
+
+
+def _without_value(arguments: Arguments, flags: Sequence[Flag], told: str) -> str:
+    """All that tyro is left to refuse; what it tells, in one line, should there be more."""
+    known = {flag.name: flag for flag in flags if flag.words == 1}
+    for word, following in itertools.pairwise([*arguments, "--"]):
+        flag = known.get(word.replace("_", "-"))
+        if flag is not None and following.startswith("--"):
+            return f"{flag.name}: found no value, expected {expected(flag.field)}"
+    return " ".join(told.split())
+
+
+@cache
+def help_texts(kind: type) -> dict[str, str]:
+    """Names of fields -> the text below them, in the class or in those it inherits from."""
+    texts: dict[str, str] = {}
+    for one in reversed(kind.__mro__):
+        try:
+            (tree,) = ast.parse(textwrap.dedent(inspect.getsource(one))).body
+        except (OSError, TypeError):  # made by a program
+            continue
+        assert isinstance(tree, ast.ClassDef)
+        for field, text in itertools.pairwise(tree.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                assert isinstance(field.target, ast.Name)
+                texts[field.target.id] = " ".join(str(text.value.value).split())
+    return texts
+
+
+def _metavar(kind: Any, choices: tuple[str, ...]) -> str:
+    """As in {None}|INT."""
+    arguments = get_args(kind)
+    if choices and not is_tuple(kind):
+        return f"{{{','.join(choices)}}}"
+    if get_origin(kind) is Literal:
+        return f"{{{','.join(map(str, arguments))}}}"
+    if get_origin(kind) is tuple:
+        one = _metavar(arguments[0], choices)
+        return f"[{one} [{one} ...]]"
+    if arguments:
+        return "|".join(words for one in arguments if (words := _metavar(one, choices)))
+    return {int: "INT", float: "FLOAT", str: "STR", Path: "PATH", types.NoneType: "{None}"}.get(kind, "")

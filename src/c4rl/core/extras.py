@@ -1,0 +1,23 @@
+"""Packages that only some jobs need, and how to install them."""
+
+from importlib.util import find_spec
+
+# module -> the extra of this package that brings it
+EXTRAS = {
+    "gymnasium": "simulators",
+    "mujoco": "simulators",
+    "matplotlib": "figures",
+    "tensorboard": "tensorboard",
+    "minari": "minari",
+    "gymnasium_robotics": "robotics",
+}
+
+
+def installed(module: str) -> bool:
+    return find_spec(module) is not None
+
+
+def how_to_install(module: str | None) -> str | None:
+    """A sentence for a module that is missing; None where it is no extra's."""
+    extra = EXTRAS.get((module or "").partition(".")[0])
+    return None if extra is None else f"needs the package '{module}': pip install 'c4rl[{extra}]'"

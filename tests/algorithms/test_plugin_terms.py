@@ -1,0 +1,55 @@
+"""What plug-ins add to a loss is added as it is: neither weighted, nor taken off, nor left out."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from c4rl.core.optimizers import FlatAdam
+from c4rl.jobs.registry import ALGORITHMS
+from c4rl.plugins.seams import ActorStep, CriticStep, Plugin, Plugins
+from tests.algorithms.test_two_batches import still_launch
+
+WITH_CRITIC = [name for name, kind in ALGORITHMS.items() if kind.has_critic]
+WITH_ACTOR_TERM = [name for name, kind in ALGORITHMS.items() if kind.has_actor_term]
+
+
+class Adds(Plugin):
+    """Terms of every kind, whose own gradients it notes; a weight of 0 leaves the algorithm's own."""
+
+    has_actor_term = True
+
+    def __init__(self, optimizers: dict[str, FlatAdam], weight: float) -> None:
+        self.optimizers, self.weight = optimizers, weight
+        self.gradients: dict[str, Tensor] = {}
+
+    def note(self, name: str, term: Tensor) -> Tensor:
+        parts = torch.autograd.grad(term.sum(), self.optimizers[name].parameters, retain_graph=True, allow_unused=True)
+        own = zip(parts, self.optimizers[name].parameters, strict=True)
+        self.gradients[name] = torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in own])
+        return term
+
+    def critic_penalty(self, step: CriticStep) -> Tensor:
+        return self.note("critic", self.weight * step.output.features.square().mean((2, 3)))
+
+    def actor_term(self, step: ActorStep) -> Tensor:
+        return self.note("actor", self.weight * step.actions.mean((1, 2)))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "network"),
+    [*((name, "critic") for name in WITH_CRITIC), *((name, "actor") for name in WITH_ACTOR_TERM)],
+)
+def test_terms_are_added_as_they_are(algorithm: str, network: str) -> None:
+    launch, step = still_launch(algorithm)
+    batch = launch.buffer.gather(torch.arange(32).unsqueeze(0))
+    own = launch.algorithm
+    found = []
+    for weight in (0.0, 3.0):
+        plugin = Adds(own.optimizers, weight)
+        own.plugins = Plugins([plugin])
+        launch.step.fill_(step)
+        own.update(batch, step, batch)
+        found.append(own.optimizers[network].gradient.clone())
+    expected = plugin.gradients[network]
+    assert expected.abs().max() > 1e-4
+    torch.testing.assert_close(found[1] - found[0], expected, rtol=1e-7, atol=1e-10)
