@@ -34,8 +34,8 @@ def speed(arguments: Arguments) -> int:
         """Of networks, instead of each algorithm's own number."""
         hidden_width: int | None = option(None, at_least=1, at_most=100_000)
         """Likewise, units of a layer."""
-        precision: Literal["fp32", "tf32", "bf16x3", "bf16x6"] = "fp32"
-        """Of matrix products on a GPU, also of kinds that are not offered for training."""
+        precision: Literal["fp32", "bf16x3"] = "fp32"
+        """Of matrix products on a GPU."""
         seconds: float = option(5.0, above=0, at_most=1e6)
         """How long each measurement lasts."""
         device: str = "auto"
