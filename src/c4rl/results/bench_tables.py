@@ -97,6 +97,17 @@ def minutes_of(job: Job, store: Store) -> float | None:
     return job.run_updates / max(speeds) / 60 if speeds else None
 
 
+def list_jobs(jobs: Sequence[Job], store: Store) -> str:
+    """A line per job, and the sum."""
+    lines, known, unknown = [], 0.0, 0
+    for job in jobs:
+        minutes = minutes_of(job, store)
+        known, unknown = known + (minutes or 0), unknown + (minutes is None)
+        guess = "speed not known" if minutes is None else f"about {minutes:.1f} minutes"
+        lines.append(f"{job.config.output.name}: {job.runs} runs, {job.run_updates:,} updates in all, {guess}")
+    return "\n".join([*lines, f"{len(jobs)} jobs: about {known:.1f} minutes, and {unknown} of unknown speed"])
+
+
 def run_jobs(jobs: Sequence[Job], store: Store, minutes: float) -> int:
     """Exit code: 0 all done, 1 a job failed, 3 time was up, 130 interrupted."""
     deadline, failed = time.monotonic() + 60 * minutes, False

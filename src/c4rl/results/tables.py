@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from c4rl.core.errors import InputError
 from c4rl.environments.tasks import PHYSICS
 from c4rl.jobs.config import TrainConfig, preset_fields
 from c4rl.results.statistics import bootstrap_interval, interquartile_mean, late_mean, mean, mean_interval
@@ -53,6 +54,13 @@ class ResultTable:
     episodes: int = 10
     note: str = ""
 
+    def caption(self, score: str) -> str:
+        which = {"late": "mean over the second half of a run's evaluations", "last": "last evaluation"}
+        shown = which.get(score, "best evaluation, chosen in the simulator")
+        budget = f"{len(self.seeds)} seeds, {self.updates:,} updates, {self.episodes} episodes per evaluation"
+        meaning = f"± half a 95% interval (Student); after the slash the paper's mean; physics {PHYSICS}"
+        return f"{self.title}. {budget}; {shown}; {meaning}. {self.note}".rstrip()
+
     def config(self, method: Method, task: str, seed: int, data: Path = Path(".")) -> TrainConfig:
         """The job of one run; data: the folder of TASK.npz."""
         found = preset_fields(method.preset, method.algorithm, method.plugins or None, task)
@@ -75,6 +83,19 @@ class ResultTable:
             for task in self.tasks:
                 for seed in self.seeds:
                     yield method, task, seed, self.config(method, task, seed, data)
+
+
+def get_table(name: str, methods: Sequence[str] | None = None) -> ResultTable:
+    """A table by its name, whole or with these methods alone."""
+    if name not in TABLES:
+        raise InputError(f"table: found '{name}', expected one of {', '.join(TABLES)}")
+    table = TABLES[name]
+    labels = [method.label for method in table.methods]
+    for label in methods or ():
+        if label not in labels:
+            raise InputError(f"--methods: found '{label}', expected some of {', '.join(labels)}")
+    chosen = tuple(method for method in table.methods if methods is None or method.label in methods)
+    return replace(table, methods=chosen)
 
 
 @cache
@@ -201,6 +222,14 @@ def _published(label: str, algorithm: str, **values: Any) -> Method:
     return Method(label, algorithm, paper=label, **values)
 
 
+def _td3_bc(alpha: float, **c4: Any) -> Method:
+    label = f"TD3+BC, α {alpha}"
+    if not c4:
+        return Method(label, "td3_bc", options={"alpha": alpha})
+    words = f"λ {c4['lambda_']}, actor rows {c4['actor_rows']}"
+    return Method(f"{label} + C4, {words}", "td3_bc", ("c4",), options={"alpha": alpha, **c4})
+
+
 TABLES = {
     table.name: table
     for table in (
@@ -218,6 +247,24 @@ TABLES = {
                 _published("SORL", "sorl"),
                 _published("CQL", "cql"),
             ),
+        ),
+        ResultTable(
+            "c4-on-td3_bc",
+            "C4 (K 5, proxy) on TD3+BC, eight locomotion sets of about 10,000 rows",
+            tuple(
+                method
+                for alpha in (0.5, 2.5)
+                for method in (
+                    _td3_bc(alpha),
+                    _td3_bc(alpha, lambda_=0.3, actor_rows="cluster"),
+                    _td3_bc(alpha, lambda_=0.3, actor_rows="uniform"),
+                    _td3_bc(alpha, lambda_=0.0, actor_rows="uniform"),
+                )
+            ),
+            seeds=(0, 1, 2, 3, 4),
+            updates=30_000,
+            evaluations=6,
+            note="Clusters alone: λ 0.",
         ),
     )
 }
