@@ -4,7 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import tyro
+
 from c4rl.cli.parsing import Arguments, parse_as
+from c4rl.cli.table import STORE
 from c4rl.core.declarations import Options, option
 
 
@@ -46,3 +49,43 @@ def speed(arguments: Arguments) -> int:
         """Also write the result to this new file."""
 
     return measure_speed(**vars(parse_as(Flags, "bench speed", arguments, speed.__doc__)))
+
+
+@dataclass(frozen=True)
+class TableFlags(Options):
+    name: tyro.conf.Positional[str]
+    """Which table; a wrong name lists them."""
+    data: Path
+    """Folder of the datasets, TASK.npz."""
+    output: Path = Path("runs/bench")
+    """Folder of the job folders: what a stopped job goes on from."""
+    store: Path = STORE
+    """Folder of the results store."""
+    dry: bool = False
+    """Only list what is missing, in launches and estimated minutes."""
+    minutes: float = option(1e6, above=0, at_most=1e6)
+    """Stop after this long; the same command goes on from there."""
+    methods: tuple[str, ...] | None = None
+    """Only these rows of the table."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+    precision: Literal["fp32", "bf16x3"] = "fp32"
+    """Of matrix products on a GPU."""
+
+
+def table(arguments: Arguments) -> int:
+    """Train what a table of the results store lacks, and add it; stop and continue at any point."""
+    flags = parse_as(TableFlags, "bench table", arguments, table.__doc__)
+
+    from c4rl.results.bench_tables import check_data, list_jobs, missing_jobs, run_jobs
+    from c4rl.results.store import Store
+    from c4rl.results.tables import get_table
+
+    store, chosen = Store(flags.store), get_table(flags.name, flags.methods)
+    how = {"device": flags.device, "precision": flags.precision}
+    jobs = missing_jobs(chosen, store, flags.data, flags.output / chosen.name, **how)
+    if flags.dry:
+        print(list_jobs(jobs, store))
+        return 0
+    check_data(jobs)
+    return run_jobs(jobs, store, flags.minutes)

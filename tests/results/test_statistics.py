@@ -1,0 +1,94 @@
+"""Statistics against rliable and SciPy, and against a simulation whose truth is known."""
+
+import numpy as np
+import pytest
+
+from c4rl.results.statistics import (
+    bootstrap_interval,
+    interquartile_mean,
+    late_mean,
+    mean,
+    mean_interval,
+    performance_profile,
+    probability_of_improvement,
+    student_quantile,
+)
+
+metrics = pytest.importorskip("rliable.metrics", reason="rliable is not installed")
+
+
+def scores(seed: int, runs: int = 5, tasks: int = 8) -> np.ndarray:
+    return np.random.default_rng(seed).gamma(2.0, 20.0, (runs, tasks))
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("runs", "tasks"), [(5, 8), (3, 1), (10, 3), (1, 8)])
+def test_point_estimates_are_those_of_rliable(seed: int, runs: int, tasks: int) -> None:
+    ours, theirs = scores(seed, runs, tasks), scores(seed + 100, 4, tasks)
+    assert mean(ours) == pytest.approx(metrics.aggregate_mean(ours))
+    assert interquartile_mean(ours) == pytest.approx(metrics.aggregate_iqm(ours))
+    assert probability_of_improvement(ours, theirs) == pytest.approx(metrics.probability_of_improvement(ours, theirs))
+
+
+def test_the_profile_is_that_of_rliable() -> None:
+    from rliable.library import run_score_deviation
+
+    ours, thresholds = scores(0), np.linspace(0, 120, 13)
+    np.testing.assert_allclose(
+        performance_profile(ours, thresholds), [run_score_deviation(ours, tau) for tau in thresholds]
+    )
+
+
+def test_ties_are_half_an_improvement() -> None:
+    assert probability_of_improvement(np.ones((3, 2)), np.ones((4, 2))) == 0.5
+
+
+def test_the_bootstrap_interval_is_that_of_rliable() -> None:
+    from rliable.library import get_interval_estimates
+
+    ours = scores(3)
+    _, interval = get_interval_estimates(
+        {"x": ours}, lambda x: np.array([metrics.aggregate_iqm(x)]), reps=4000, random_state=np.random.RandomState(1)
+    )
+    found = bootstrap_interval(interquartile_mean, ours, repetitions=4000, corrected=False)
+    np.testing.assert_allclose(found, interval["x"][:, 0], atol=0.7)  # of a width of about 15
+
+
+def test_a_seed_gives_one_interval() -> None:
+    first, again, other = (bootstrap_interval(mean, scores(0), repetitions=200, seed=seed) for seed in (0, 0, 1))
+    assert first == again != other
+
+
+def test_quantiles_of_student_are_those_of_scipy() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    for freedom in (1, 2, 4, 9, 100):
+        assert student_quantile(0.975, freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-5)
+
+
+@pytest.mark.parametrize("runs", [3, 5, 10])
+def test_intervals_cover_the_truth_as_often_as_they_say(runs: int) -> None:
+    """Runs of eight tasks whose true means are known, 400 times over: 95% of intervals should hold the truth."""
+    random, truth = np.random.default_rng(runs), np.linspace(10, 90, 8)
+    student, bootstrap, narrow = 0, 0, 0
+    for trial in range(400):
+        sample = truth + 15 * random.standard_normal((runs, 8))
+        low, high = mean_interval(sample[:, 0])
+        student += low <= truth[0] <= high
+        for corrected in (True, False):
+            low, high = bootstrap_interval(mean, sample, repetitions=200, seed=trial, corrected=corrected)
+            covered = low <= truth.mean() <= high
+            bootstrap, narrow = bootstrap + covered * corrected, narrow + covered * (not corrected)
+    assert 0.92 <= student / 400 <= 0.98
+    assert 0.91 <= bootstrap / 400 <= 0.98
+    if runs == 3:
+        assert narrow / 400 < 0.91, "the uncorrected interval is too narrow for three seeds"
+
+
+def test_one_run_tells_nothing_about_the_mean() -> None:
+    assert mean_interval(np.array([50.0])) == (-np.inf, np.inf)
+
+
+def test_the_late_mean_is_over_the_second_half() -> None:
+    assert late_mean(np.array([0.0, 0.0, 10.0, 20.0])) == 15
+    assert late_mean(np.array([1.0, 2.0, 3.0])) == 2.5
+    assert late_mean(np.array([7.0])) == 7
