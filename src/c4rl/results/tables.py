@@ -266,5 +266,12 @@ TABLES = {
             evaluations=6,
             note="Clusters alone: λ 0.",
         ),
+        ResultTable(
+            "rebrac",
+            "ReBRAC with its published settings, eight locomotion sets of about 10,000 rows",
+            (Method("ReBRAC", "rebrac"),),
+            updates=30_000,
+            evaluations=6,
+        ),
     )
 }
