@@ -10,7 +10,7 @@ import torch
 import c4rl.training.loop as loop
 from c4rl.training.checkpoint import Progress, load_checkpoint
 from c4rl.training.launch import Launch, RunState
-from tests.cli.support import SMALL, listing, metric_lines, run, save_npz, summary, tensors
+from tests.cli.support import SMALL, listing, metric_lines, run, summary, tensors
 
 Update = Callable[[Launch, int], None]
 REASON = "a loss or weight was not finite"
@@ -146,14 +146,20 @@ def test_a_stopped_run_is_scored_as_it_was_kept(maze_data: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("algorithm", ["td3_bc", "cql"])
-def test_when_all_runs_fail(algorithm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Rewards of 1e30 are finite, their squares are not."""
-    data = save_npz(tmp_path / "huge.npz", rewards=np.full(240, 1e30, np.float32))
+def test_when_all_runs_fail(
+    algorithm: str,
+    plain_data: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     folder = tmp_path / "job"
-    assert run(*command(data, folder, "--algorithm", algorithm, "--seeds", "0", "1")) == 1
+    for seed in (0, 1):
+        poison(monkeypatch, seed, at=1)
+    assert run(*command(plain_data, folder, "--algorithm", algorithm, "--seeds", "0", "1")) == 1
     out = capsys.readouterr().out
     for seed in (0, 1):
-        assert f"seed {seed}: {REASON} at update 1; stopped, kept as of update 0" in out
+        assert f"seed {seed}: {REASON} at update 2; stopped, kept as of update 0" in out
     assert set(summary(folder)["stopped"]) == {"0", "1"}
     _, progress = load_checkpoint(folder / "checkpoint.safetensors")
     assert progress.update == 10 and set(progress.frozen) == {"0", "1"}
