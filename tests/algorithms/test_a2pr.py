@@ -255,5 +255,5 @@ def test_published_settings_of_single_tasks(task: str, expected: tuple[float, ..
 
 @pytest.mark.parametrize("wrong", [{"actor_layers": 0}, {"vae_width": 0}, {"policy_delay": 0}])
 def test_settings_without_meaning_are_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(InputError, match="expected a number at least 1"):
+    with pytest.raises(InputError, match="expected a whole number at least 1"):
         small_config("a2pr", **wrong)

@@ -334,7 +334,7 @@ def test_published_settings_follow_the_release() -> None:
     ("options", "sentence"),
     [
         ({"acceptance": "online_best"}, "--acceptance: found online_best with --task none"),
-        ({"improvement_updates": 0}, "--improvement-updates: found 0, expected a number at least 1"),
+        ({"improvement_updates": 0}, "--improvement-updates: found 0, expected a whole number at least 1"),
         ({"cloning_updates": -1}, "--cloning-updates: found -1"),
         ({"omega": 0.0}, "--omega: found 0, expected a number above 0"),
         ({"clip_decay": 1.5}, "--clip-decay: found 1.5"),

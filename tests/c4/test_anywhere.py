@@ -140,11 +140,14 @@ def test_options_that_need_the_trainer_are_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"lambda_": "sometimes"}, "--lambda: found sometimes, expected a number of 0 or more, or auto"),
+        (
+            {"lambda_": "sometimes"},
+            "--lambda: found 'sometimes', expected a number at least 0, at most 1,000,000 or auto",
+        ),
         ({"lambda_": -0.1}, "--lambda: found -0.1"),
         ({"lambda_": float("nan")}, "--lambda: found nan"),
         ({"K": 0}, "--K: found 0"),
-        ({"K": 10**12}, "--K: found 1e"),
+        ({"K": 10**12}, "--K: found 1000000000000, expected a whole number at least 1"),
         ({"directions": 0}, "--directions: found 0"),
         ({"pool": 1}, "--pool: found 1"),
     ],

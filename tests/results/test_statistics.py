@@ -75,7 +75,7 @@ def test_intervals_cover_the_truth_as_often_as_they_say(runs: int) -> None:
         low, high = mean_interval(sample[:, 0])
         student += low <= truth[0] <= high
         for corrected in (True, False):
-            low, high = bootstrap_interval(mean, sample, repetitions=200, seed=trial, corrected=corrected)
+            low, high = bootstrap_interval(mean, sample, repetitions=400, seed=trial, corrected=corrected)
             covered = low <= truth.mean() <= high
             bootstrap, narrow = bootstrap + covered * corrected, narrow + covered * (not corrected)
     assert 0.92 <= student / 400 <= 0.98

@@ -174,9 +174,12 @@ BAD: dict[str, tuple[list[str], list[str]]] = {
     "no number": (["alpha=1,much"], ["--sweep alpha=1,much", "'much'", "a number"]),
     "no whole number": (["K=1,2.5"], ["--sweep K=1,2.5", "'2.5'", "a whole number"]),
     "NaN": (["alpha=1,nan"], ["'nan'", "a number"]),
-    "neither number nor auto": (["lambda=0.1,automatic"], ["'automatic'", "a number or auto"]),
+    "neither number nor auto": (
+        ["lambda=0.1,automatic"],
+        ["'automatic'", "a number at least 0, at most 1,000,000 or auto"],
+    ),
     "no such choice": (["mode=proxy,fast"], ["'fast'", "one of proxy, exact"]),
-    "a value that its option refuses": (["K=0,5"], ["--sweep K=0,5", "--K: found 0", "1 or more clusters"]),
+    "a value that its option refuses": (["K=0,5"], ["--sweep K=0,5", "--K: found 0", "a whole number at least 1"]),
     "a value that the job refuses": (
         ["actor_lr=-1,1e-3"],
         ["--sweep actor_lr=-1,1e-3", "--actor-lr", "above 0, at most 1"],

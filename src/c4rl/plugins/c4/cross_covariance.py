@@ -36,11 +36,6 @@ class PenaltyConfig(Options):
     scale: Scale = "raw"
     """The paper's sum over all m^2 entries of C, or that divided by m."""
 
-    def check(self) -> None:
-        super().check()
-        if isinstance(self.lambda_, str) and self.lambda_ != "auto":
-            raise InputError(f"--lambda: found {self.lambda_}, expected a number of 0 or more, or auto")
-
 
 def _weights(valid: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
     """Row weights [..., B, 1] in the features' dtype and the number of valid rows n [..., 1, 1]."""
