@@ -140,7 +140,7 @@ def test_options_that_need_the_trainer_are_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
+        ({"lambda_": "sometimes"}, "--lambda: found 'sometimes', expected a number at least 0"),
             {"lambda_": "sometimes"},
             "--lambda: found 'sometimes', expected a number at least 0, at most 1,000,000 or auto",
         ),
