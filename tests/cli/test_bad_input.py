@@ -191,7 +191,7 @@ BAD_FLAGS: dict[str, tuple[Build, list[str]]] = {
     ),
     "best trajectories beyond all": (
         with_flags("--algorithm", "bc", "--top-fraction", "2"),
-        ["good.npz", "'fraction' is 2", "at most 1"],
+        ["--top-fraction", "found 2", "at most 1"],
     ),
     "no such device": (with_flags("--device", "tpu"), ["--device", "'tpu'", "expected auto, cpu, cuda"]),
     "device that is not there": (with_flags("--device", "cuda:99"), ["--device", "'cuda:99'", "CUDA devices"]),
