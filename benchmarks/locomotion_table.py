@@ -12,16 +12,13 @@ alone.
 
 import argparse
 import json
-import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from locomotion_results import (
     EPISODES,
@@ -46,11 +43,11 @@ from c4rl.core.ops import OFFERED
 from c4rl.jobs.config import TrainConfig, published_fields, read_config, to_json
 from c4rl.jobs.registry import algorithm_class
 from c4rl.jobs.sweeps import differences
+from c4rl.results.bench_tables import stopped_after
 from c4rl.training.loop import Interrupted, resume, train
 
 ROOT = Path(__file__).resolve().parents[1]
 LONG_STAGES = ("value_updates", "cloning_updates")  # options that --stage-fraction scales
-RETRY_SECONDS = 0.002
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -175,7 +172,7 @@ def run_jobs(jobs: Sequence[TrainConfig], seconds: float) -> int:
             break
         first = False  # however little time there is, it brings some updates
         try:
-            with ctrl_c_after(deadline - time.monotonic()):
+            with stopped_after(deadline - time.monotonic()):
                 _ = resume(config.output) if config.output.exists() else train(config)
         except (Interrupted, KeyboardInterrupt) as stop:
             print(str(stop) or "interrupted")
@@ -186,28 +183,6 @@ def run_jobs(jobs: Sequence[TrainConfig], seconds: float) -> int:
             failed += 1
     left = print_left(jobs)
     return 130 if interrupted else 1 if failed else 3 if left else 0
-
-
-@contextmanager
-def ctrl_c_after(seconds: float) -> Iterator[None]:
-    """After so many seconds, what Ctrl-C does to a job: it finishes its update, saves everything and stops."""
-    outside = signal.getsignal(signal.SIGINT)
-
-    def ring(number: int, frame: Any) -> None:
-        listening = signal.getsignal(signal.SIGINT)
-        if listening is outside:  # the job is being prepared, and does not listen yet
-            signal.setitimer(signal.ITIMER_REAL, RETRY_SECONDS)
-        elif callable(listening):
-            listening(signal.SIGINT, frame)
-
-    previous = signal.signal(signal.SIGALRM, ring)
-    signal.siginterrupt(signal.SIGALRM, False)  # system calls of libraries go on
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, RETRY_SECONDS))
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
 
 
 def print_left(jobs: Sequence[TrainConfig]) -> int:
