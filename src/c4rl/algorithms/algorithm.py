@@ -3,17 +3,18 @@
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from copy import deepcopy
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from c4rl.algorithms.losses import clipped_target
 from c4rl.core.buffer import Batch, TransitionBuffer
+from c4rl.core.errors import InputError
 from c4rl.core.networks import Critic, CriticOutput, Stack
-from c4rl.core.optimizers import FlatAdam, Polyak
-from c4rl.core.options import Options, PerRun, option
+from c4rl.core.optimizers import CosineSchedule, FlatAdam, Polyak, RunningAverage
+from c4rl.core.options import Options, PerRun, flag_of, option
 from c4rl.core.policies import EvaluatedPolicy, Policy, TanhGaussian
 from c4rl.core.random import Streams
 from c4rl.data.dataset import Dataset
@@ -43,8 +44,22 @@ class AlgorithmConfig(Options):
     """Units per hidden layer."""
     actor_lr: PerRun = option(1e-4, above=0, at_most=1)
     """Adam's step size for the policy."""
+    actor_schedule: Literal["constant", "cosine"] = "constant"
+    """The policy's step size stays constant, or falls to zero over the job's updates."""
+    actor_decay: PerRun = option(0.0, at_least=0, at_most=1000)
+    """Decay of the policy's weights (AdamW): each update takes away this part of them, times the step size."""
+    actor_average: PerRun = option(0.0, at_least=0, at_most=1)
+    """The policy that is evaluated averages the trained one's weights over about 1 / this many of its updates; 0: it is
+    the trained one."""
     batch_size: int = option(256, at_least=2, at_most=1_000_000)
     """Rows per update and run."""
+
+    def refuse(self, reason: str, *names: str) -> None:
+        """Refuse inherited options that an algorithm cannot follow, where they are not at their defaults."""
+        defaults = {field.name: field.default for field in fields(self)}
+        for name in names:
+            if (value := getattr(self, name)) != defaults[name]:
+                raise InputError(f"--{flag_of(name)}: found {value}, expected {defaults[name]}: {reason}")
 
     @property
     def hidden(self) -> tuple[int, ...]:
@@ -77,6 +92,7 @@ class Algorithm(ABC):
     def __init__(self, config: Any, stack: Stack, streams: Streams, plugins: Plugins) -> None:
         self.config, self.stack, self.streams, self.plugins = config, stack, streams, plugins
         self.stages = self.plan(config, stack.updates)
+        self._schedule = CosineSchedule(self.stages[-1].updates, stack.device)
         self.networks: dict[str, nn.Module] = {}
         self.optimizers: dict[str, FlatAdam] = {}
         self._polyak: list[Polyak] = []
@@ -87,8 +103,15 @@ class Algorithm(ABC):
 
     def learner(self, name: str, network: Network, lr: PerRun, clip_norm: float | None = None) -> Network:
         """Train the network under this name: `optimizers[name]` is its Adam, checkpoints hold both."""
+        config, policy = self.config, name == "actor"
+        averaged = policy and (isinstance(config.actor_average, Tensor) or config.actor_average > 0)
+        average = deepcopy(network) if averaged else None
+        decay = config.actor_decay if policy else 0.0
         self.networks[name] = network
-        self.optimizers[name] = FlatAdam(network, lr, clip_norm=clip_norm)
+        self.optimizers[name] = FlatAdam(network, lr, clip_norm=clip_norm, decay=decay)
+        if average is not None:
+            RunningAverage(self.optimizers[name], average, config.actor_average)
+            self.networks[f"average_{name}"] = average
         return network
 
     def learner_with_target(self, name: str, network: Network, lr: PerRun, tau: PerRun) -> tuple[Network, Network]:
@@ -102,6 +125,13 @@ class Algorithm(ABC):
     def move_targets(self) -> None:
         for polyak in self._polyak:
             polyak.step()
+
+    @property
+    def actor_lr_factor(self) -> Tensor | float:
+        """From 1 at the first update of the last stage to 0 after its last, or 1."""
+        if self.config.actor_schedule == "constant":
+            return 1.0
+        return self._schedule.at(self.streams.step, before=sum(stage.updates for stage in self.stages[:-1]))
 
     def kept(self, name: str, *shape: int, value: float = 0.0) -> Tensor:
         """A tensor [R, *shape] that updates write into in place; checkpoints hold it under this name."""
@@ -213,7 +243,8 @@ class Algorithm(ABC):
 
     def evaluated_policy(self) -> EvaluatedPolicy:
         """The policy that is scored and exported, as it stands."""
-        return EvaluatedPolicy.of(self.actor.mlp, self.stack.action_dim)
+        actor: Any = self.networks.get("average_actor", self.actor)
+        return EvaluatedPolicy.of(actor.mlp, self.stack.action_dim)
 
     @torch.no_grad()
     def act(self, observations: Tensor) -> Tensor:

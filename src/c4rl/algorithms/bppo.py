@@ -82,6 +82,9 @@ class BPPOConfig(CriticConfig):
     score of --eval-episodes simulated episodes after an improvement update is the best so far; the cloned policy is the
     best by score too. This USES THE ENVIRONMENT to learn."""
 
+    def check(self) -> None:
+        self.refuse("PPO's own clip and step sizes hold the policy", "actor_schedule", "actor_decay", "actor_average")
+
 
 class BPPO(AcceptedPolicies):
     config_type = BPPOConfig

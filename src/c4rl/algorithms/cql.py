@@ -124,7 +124,7 @@ class CQL(Algorithm):
         conservative, dual_loss = self._conservative_losses(gap)
         penalty = self.critic_penalty(batch, output, next_actions, td_loss)
 
-        self.optimizers["actor"].step(actor_loss + term)
+        self.optimizers["actor"].step(actor_loss + term, self.actor_lr_factor)
         self.optimizers["critic"].step(td_loss + conservative + penalty)
         if self.config.entropy == "automatic":
             shortfall = (log_prob.detach() - actions.shape[-1]).mean(1)  # log π + H̄ with H̄ = -|A|

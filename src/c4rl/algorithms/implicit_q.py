@@ -10,7 +10,6 @@ from c4rl.algorithms.algorithm import Algorithm, CriticConfig, Metrics
 from c4rl.algorithms.losses import mean_squared_error, td_target
 from c4rl.core.buffer import Batch
 from c4rl.core.networks import Critic, Value, per_row
-from c4rl.core.optimizers import CosineSchedule
 from c4rl.core.options import PerRun, option
 
 
@@ -24,8 +23,8 @@ class ImplicitQConfig(CriticConfig):
     """Adam's step size for the policy, before its schedule."""
     expectile: PerRun = option(0.7, above=0, below=1)
     """Expectile of Q over logged actions that V regresses on; 0.5 is the mean."""
-    actor_schedule: Literal["cosine", "constant"] = "cosine"
-    """The policy's step size falls to zero over the job's updates, or stays constant."""
+    actor_schedule: Literal["constant", "cosine"] = "cosine"
+    """The policy's step size stays constant, or falls to zero over the job's updates."""
 
 
 class ImplicitQ(Algorithm):
@@ -41,7 +40,6 @@ class ImplicitQ(Algorithm):
         )
         self.value = self.learner("value", value, value_lr)
         self.critic, self.target_critic = self.learner_with_target("critic", critic, config.critic_lr, config.tau)
-        self._schedule = CosineSchedule(self.stages[-1].updates, stack.device)
 
     @torch.no_grad()
     def logged_q(self, batch: Batch) -> Tensor:
@@ -59,13 +57,6 @@ class ImplicitQ(Algorithm):
     def advantage(self, batch: Batch, logged_q: Tensor) -> Tensor:
         """A = min Q̄(s, a) - V(s) [R, B]."""
         return logged_q - self.value(batch.observations)
-
-    @property
-    def actor_lr_factor(self) -> Tensor | float:
-        """From 1 at the first update of the training stage to 0 after the last, or 1."""
-        if self.config.actor_schedule == "constant":
-            return 1.0
-        return self._schedule.at(self.streams.step, before=sum(stage.updates for stage in self.stages[:-1]))
 
     def td_step(self, batch: Batch) -> Metrics:
         """Critics: TD on V, without choosing an action. Penalties on (s', a') get the logged a'."""

@@ -2,14 +2,10 @@
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from c4rl.algorithms.algorithm import Metrics
 from c4rl.algorithms.losses import relative_mean, squared_error
 from c4rl.algorithms.td3 import TD3, TD3Config
 from c4rl.core.buffer import Batch
-from c4rl.core.networks import per_row
 from c4rl.core.options import PerRun, option
 
 
@@ -40,7 +36,7 @@ class ReBRAC(TD3):
 
     def update(self, batch: Batch, step: int, actor_batch: Batch) -> Metrics:
         next_actions = self.smoothed_actions(batch)
-        metrics = self.td_step(batch, next_actions, self.cloning_target(batch, next_actions))
+        metrics = self.td_step(batch, next_actions, self.target(batch, next_actions))
 
         if self.updates_actor(step):
             actions = self.actor(actor_batch.observations)
@@ -48,10 +44,3 @@ class ReBRAC(TD3):
             cloning = self.config.actor_cloning * squared_error(actions, actor_batch.actions).sum(2).mean(1)
             self.actor_step(actor_batch, actions, cloning - relative_mean(q, self.config.alpha))
         return metrics | self.last
-
-    @torch.no_grad()
-    def cloning_target(self, batch: Batch, next_actions: Tensor) -> Tensor:
-        """y = r + γ (min Q̄(s', ã') - β2 |ã' - a'|²) [R, B], without β2 where no a' was logged."""
-        distance = squared_error(next_actions, batch.next_actions).sum(2)
-        discount = per_row(self.config.discount) * batch.ended_where_cut().continues
-        return self.target(batch, next_actions) - discount * per_row(self.config.critic_cloning) * distance

@@ -8,7 +8,7 @@ of densities is ruled by a few sharp steps; and the behaviour's advantage from I
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -128,7 +128,8 @@ class SORL(ImplicitQ):
         return self.style_scores.masked_fill(~held, -math.inf).argmax(1)
 
     def evaluated_policy(self) -> EvaluatedPolicy:
-        return EvaluatedPolicy(*self.style_policies.mean_layers(self.selected))
+        policies: Any = self.networks.get("average_actor", self.style_policies)
+        return EvaluatedPolicy(*policies.mean_layers(self.selected))
 
     def state(self) -> dict[str, Tensor]:
         return super().state() | {f"styles.{name}": tensor for name, tensor in self.styles.state().items()}

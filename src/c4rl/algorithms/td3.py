@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from c4rl.algorithms.algorithm import Algorithm, CriticConfig, Metrics
-from c4rl.algorithms.losses import clipped_target, mean_squared_error, relative_mean
+from c4rl.algorithms.losses import clipped_target, mean_squared_error, relative_mean, squared_error
 from c4rl.core.buffer import Batch
-from c4rl.core.networks import Critic, Stack
+from c4rl.core.networks import Critic, Stack, per_row
 from c4rl.core.options import PerRun, option
 from c4rl.core.policies import DeterministicPolicy
 from c4rl.core.random import Streams
@@ -21,6 +21,9 @@ from c4rl.plugins.seams import Plugins
 class TD3Config(CriticConfig):
     alpha: PerRun = option(2.5, at_least=0, at_most=1e6)
     """α: weight of the actor's Q term (Q divided by its mean size) against the term that keeps it near the data."""
+    critic_cloning: PerRun = option(0.0, at_least=0, at_most=1e6)
+    """β2: weight of the squared distance between the next action and the logged one, summed over dimensions and
+    subtracted from the next value in the TD target."""
     policy_noise: float = option(0.2, at_least=0, at_most=100)
     """Standard deviation of the target action's noise."""
     noise_clip: float = option(0.5, at_least=0, at_most=100)
@@ -64,8 +67,14 @@ class TD3(Algorithm):
 
     @torch.no_grad()
     def target(self, batch: Batch, next_actions: Tensor) -> Tensor:
-        """y = r + γ min Q̄(s', ã') [R, B]."""
-        return clipped_target(batch, self.config.discount, self.target_critic(batch.next_observations, next_actions).q)
+        """y = r + γ (min Q̄(s', ã') - β2 |ã' - a'|²) [R, B], without β2 where no a' was logged."""
+        config = self.config
+        y = clipped_target(batch, config.discount, self.target_critic(batch.next_observations, next_actions).q)
+        if not isinstance(config.critic_cloning, Tensor) and config.critic_cloning == 0:
+            return y
+        distance = squared_error(next_actions, batch.next_actions).sum(2)
+        discount = per_row(config.discount) * batch.ended_where_cut().continues
+        return y - discount * per_row(config.critic_cloning) * distance
 
     def td_step(self, batch: Batch, next_actions: Tensor, y: Tensor) -> Metrics:
         """One step of the critics towards y [R, B]."""
@@ -79,6 +88,6 @@ class TD3(Algorithm):
 
     def actor_step(self, batch: Batch, actions: Tensor, loss: Tensor) -> None:
         """One step on the actor's loss [R] and what plug-ins add; then both targets move."""
-        self.optimizers["actor"].step(loss + self.actor_term(batch, actions))
+        self.optimizers["actor"].step(loss + self.actor_term(batch, actions), self.actor_lr_factor)
         self.move_targets()
         self.remember(actor_loss=loss)

@@ -76,6 +76,7 @@ class TSRLConfig(TD3Config):
     """Hidden layers of the forward and the reverse dynamics."""
 
     def check(self) -> None:
+        self.refuse("its targets are of latent actions", "critic_cloning")
         for name in ("encoder_widths", "field_widths"):
             if not getattr(self, name):
                 raise InputError(f"--{flag_of(name)}: found none, expected one width or more")

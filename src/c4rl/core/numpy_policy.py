@@ -1,7 +1,7 @@
 """A trained policy that needs NumPy alone: what evaluation workers run and users export."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -10,10 +10,13 @@ Array = np.ndarray
 
 @dataclass(frozen=True)
 class NumpyPolicy:
-    """Deterministic policy: normalise, ReLU MLP, squash, rescale to the task's action bounds. All float32."""
+    """Deterministic policy: normalise, ReLU MLP, squash, rescale to the task's action bounds. All float32.
 
-    weights: tuple[Array, ...]  # each [in, out]; the last one is the mean head
-    biases: tuple[Array, ...]
+    An ensemble has a member axis in front of its weights and biases; it plays the mean of its members' actions.
+    """
+
+    weights: tuple[Array, ...]  # each [in, out] or [members, in, out]; the last one is the mean head
+    biases: tuple[Array, ...]  # each [out] or [members, 1, out]
     observation_mean: Array
     observation_std: Array
     action_low: Array
@@ -22,12 +25,26 @@ class NumpyPolicy:
 
     def act(self, observations: Array) -> Array:
         """[s] -> [a], or [B, s] -> [B, a], in the units of the logged actions."""
+        if self.weights[0].ndim == 3 and np.ndim(observations) == 1:
+            return self.act(np.asarray(observations)[None])[0]
         x = (np.asarray(observations, np.float32) - self.observation_mean) / self.observation_std
         for w, b in zip(self.weights[:-1], self.biases[:-1], strict=True):
             x = np.maximum(x @ w + b, 0)
         x = x @ self.weights[-1] + self.biases[-1]
         x = np.tanh(x) if self.squash == "tanh" else np.clip(x, -1, 1)
+        x = x.mean(0) if self.weights[0].ndim == 3 else x
         return self.action_low + (x + 1) / 2 * (self.action_high - self.action_low)
+
+    @classmethod
+    def ensemble(cls, members: "Sequence[NumpyPolicy]") -> "NumpyPolicy":
+        """One policy of several that were trained on the same data with networks of the same shape."""
+        weights = zip(*(member.weights for member in members), strict=True)
+        biases = zip(*(member.biases for member in members), strict=True)
+        return replace(
+            members[0],
+            weights=tuple(np.stack(layer) for layer in weights),
+            biases=tuple(np.stack(layer)[:, None] for layer in biases),
+        )
 
     def arrays(self) -> dict[str, Array]:
         """Plain arrays for an npz file; `from_arrays` reads them back."""

@@ -35,11 +35,15 @@ def _per_parameter(values: Tensor, parameters: list[nn.Parameter]) -> Tensor:
 class FlatAdam:
     """Adam on one module of a stack. `step(losses)` minimises the sum of losses [R] or [R, M].
 
-    lr: one step size, or one per run [R]. clip_norm: each run's gradient is clipped to this norm.
+    lr: one step size, or one per run [R]. clip_norm: each run's gradient is clipped to this norm. decay: of the
+    weights, apart from the gradient (AdamW), one for all or one per run [R].
     """
 
-    def __init__(self, module: nn.Module, lr: float | Tensor, *, clip_norm: float | None = None) -> None:
+    def __init__(
+        self, module: nn.Module, lr: float | Tensor, *, clip_norm: float | None = None, decay: float | Tensor = 0.0
+    ) -> None:
         self.lr, self.clip_norm = lr, clip_norm
+        self.average: RunningAverage | None = None  # follows every step
         self.flat = flatten_parameters(module)
         self.names = [name for name, _ in module.named_parameters()]
         self.parameters = list(module.parameters())
@@ -49,6 +53,7 @@ class FlatAdam:
         self._one = torch.ones_like(self.flat[0])
         if isinstance(lr, Tensor):  # of every parameter
             self._flat_lr = _per_parameter(lr, self.parameters)
+        self._decay = _per_parameter(decay, self.parameters) if isinstance(decay, Tensor) else decay
 
     def step(self, losses: Tensor, factor: Tensor | float = 1.0) -> None:
         """factor: scales the step size, for schedules; a scalar tensor (a captured graph would freeze a number)."""
@@ -57,7 +62,11 @@ class FlatAdam:
         if self.clip_norm is not None:
             self._clip(gradient, self.clip_norm)
         lr = self._flat_lr if isinstance(self.lr, Tensor) else self.lr
+        if isinstance(self._decay, Tensor) or self._decay != 0:
+            self.flat.mul_(1 - lr * factor * self._decay)
         adam_step(self.flat, gradient, self.first, self.second, self.count, lr, factor)
+        if self.average is not None:
+            self.average.step()
 
     def _clip(self, flat: Tensor, most: float) -> None:
         views = views_like(flat, self.parameters)
@@ -105,3 +114,20 @@ class Polyak:
 
     def step(self) -> None:
         self.target.lerp_(self.online, self.tau)
+
+
+class RunningAverage(Polyak):
+    """The average of the weights over the last 1 / tau steps of an Adam, older ones fading out.
+
+    Until there were so many it is the plain mean, which forgets the initial weights.
+    """
+
+    def __init__(self, online: FlatAdam, target: nn.Module, tau: float | Tensor) -> None:
+        super().__init__(online, target, tau)
+        self._count = online.count
+        online.average = self
+
+    def step(self) -> None:
+        plain = (1 / self._count).to(self.target.dtype)
+        rate = torch.maximum(plain, self.tau) if isinstance(self.tau, Tensor) else plain.clamp(min=self.tau)
+        self.target.lerp_(self.online, rate)

@@ -84,6 +84,8 @@ class TrainConfig(Options):
     """Episode e is reset with seed eval_seed + e, the same for every run and evaluation."""
     eval_in_background: Literal["auto", "yes", "no"] = "auto"
     """Whether training continues while policies are evaluated; auto: on a GPU, since a CPU's cores would be shared."""
+    ensemble: int = option(0, at_least=0, at_most=10**6)
+    """Also score ensembles of so many seeds each, which play the mean of their actions; 0: none. Needs a simulator."""
     hold_out: float = option(0.1, at_least=0, below=1)
     """With --task none: share of the trajectories (of one long log: its end) kept for the held-out report; 0: none."""
     log_every: int = option(500, at_least=1, at_most=MOST)
@@ -130,6 +132,9 @@ class TrainConfig(Options):
         require("task", len(self.task) in counts, " ".join(self.task), "one for all datasets, or one for each")
         some = "none" in self.task and set(self.task) != {"none"}
         require("task", not some, " ".join(self.task), "a simulator for all datasets, or none for all")
+        members, enough = self.ensemble, self.ensemble <= len(self.seeds)
+        require("ensemble", enough, f"{members} with {len(self.seeds)} seeds", "at most as many as seeds")
+        require("ensemble", members == 0 or "none" not in self.task, "it with --task none", "a task with a simulator")
         require("seeds", len(set(self.seeds)) == len(self.seeds), list(self.seeds), "each seed once")
         single_rows = self.normalize_returns and self.subset == "rows" and self.size is not None
         why = "whole trajectories: a single row has no return"

@@ -16,6 +16,7 @@ from c4rl.plugins.c4.monitor import CrossCovarianceMonitor
 from c4rl.plugins.c4.plugin import C4, C4Config
 from c4rl.plugins.dr3 import DR3, DR3Config
 from c4rl.plugins.layer_norm import LayerNorm, LayerNormConfig
+from c4rl.plugins.returns import Returns, ReturnsConfig
 from c4rl.plugins.seams import Plugin
 from c4rl.plugins.style_sampler import StyleSampler, StyleSamplerConfig
 
@@ -38,6 +39,7 @@ PLUGINS: dict[str, tuple[type, type[Plugin]]] = {
     "layer_norm": (LayerNormConfig, LayerNorm),
     "dr3": (DR3Config, DR3),
     "sorl": (StyleSamplerConfig, StyleSampler),
+    "returns": (ReturnsConfig, Returns),
 }
 
 

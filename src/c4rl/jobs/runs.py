@@ -85,6 +85,18 @@ def runs_of(config: TrainConfig) -> tuple[Run, ...]:
     return tuple(runs)
 
 
+def ensembles_of(runs: Sequence[Run], members: int) -> dict[str, list[tuple[Run, ...]]]:
+    """Runs that act together, by what they have in common: as many as `members`, in the order of their seeds."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(run.group, []).append(run)
+    together = {
+        group: [tuple(own[i : i + members]) for i in range(0, len(own) - members + 1, members)]
+        for group, own in groups.items()
+    }
+    return {group: found for group, found in together.items() if found}
+
+
 def dataset_labels(paths: Sequence[Path]) -> list[str]:
     """File names without their endings, with as many folders before them as tell them apart; safe in file names."""
     names = [[*path.parts[:-1], path.stem if path.suffix in SUFFIXES else path.name] for path in paths]
@@ -99,7 +111,7 @@ def run_config(config: TrainConfig, run: Run) -> TrainConfig:
     """The config of a job of this run alone."""
     dataset, task = config.dataset[run.dataset], config.tasks[run.dataset]
     point = config.at_point(tuple(value for _, value in run.values)) if run.values else config
-    return replace(point, dataset=(dataset,), task=(task,), seeds=(run.seed,), sweep=(), by_dataset=())
+    return replace(point, dataset=(dataset,), task=(task,), seeds=(run.seed,), sweep=(), by_dataset=(), ensemble=0)
 
 
 def data_configs(config: TrainConfig) -> list[TrainConfig]:

@@ -174,7 +174,8 @@ class Plugins:
         return samplers[0] if samplers else buffer.sampler()
 
     def actor_sampler(self) -> Sampler | None:
-        return next((sampler for plugin in self.all if (sampler := plugin.actor_sampler()) is not None), None)
+        found = [sampler for plugin in self.all if (sampler := plugin.actor_sampler()) is not None]
+        return found[-1] if found else None  # the last plug-in's, where several have one
 
     def critic_penalty(self, step: CriticStep) -> Tensor | float:
         terms = [term for plugin in self.all if (term := plugin.critic_penalty(step)) is not None]

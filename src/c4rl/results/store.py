@@ -28,7 +28,7 @@ RESULTS = 1  # to be counted up whenever training itself changes, so that older 
 INCIDENTAL = frozenset({
     "algorithm", "plugins", "options", "plugin_options", "dataset", "task", "output", "preset", "seeds", "sweep",
     "by_dataset", "eval_every", "eval_in_background", "hold_out", "log_every", "checkpoint_every",
-    "checkpoint_seconds", "device", "threads", "cuda_graph", "fused_kernels", "precision", "monitor",
+    "checkpoint_seconds", "ensemble", "device", "threads", "cuda_graph", "fused_kernels", "precision", "monitor",
 })  # fmt: skip
 ENTRY = {"schema", "results", "run", "config", "dataset", "environment", "versions", "curve", "stopped", "made"}
 

@@ -14,7 +14,7 @@ from c4rl.data.packing import pack_datasets
 from c4rl.environments.evaluation import MAX_WORKERS, EvaluationPool, _available_cores
 from c4rl.environments.tasks import Task
 from c4rl.jobs.config import TrainConfig
-from c4rl.jobs.runs import RunKey, runs_of
+from c4rl.jobs.runs import Run, RunKey, ensembles_of, runs_of
 from c4rl.training.launch import Launch
 from c4rl.training.preparation import Preparation
 
@@ -58,13 +58,29 @@ class SimulatorEvaluation:
         """Start, without waiting."""
         by_task = []
         for task in dict.fromkeys(self.tasks[run] for run in policies):
-            if task not in self._pools:
-                self._pools[task] = EvaluationPool(task, self.workers)
             runs = [run for run in policies if self.tasks[run] == task]
             own = [policies[run] for run in runs]
-            returns = self._pools[task].submit(own, self.config.eval_episodes, self.config.eval_seed)
+            returns = self._pool(task).submit(own, self.config.eval_episodes, self.config.eval_seed)
             by_task.append((task, returns, runs))
         return SimulatorScores(by_task)
+
+    def ensembles(self, runs: Sequence[Run], policies: Mapping[RunKey, NumpyPolicy]) -> dict[str, list[dict[str, Any]]]:
+        """The scores of --ensemble seeds acting together, by what their runs have in common."""
+        pending = {
+            group: self._pool(self.tasks[several[0][0].key]).submit(
+                [NumpyPolicy.ensemble([policies[run.key] for run in together]) for together in several],
+                self.config.eval_episodes,
+                self.config.eval_seed,
+            )
+            for group, several in ensembles_of(runs, self.config.ensemble).items()
+        }
+        task = {run.group: self.tasks[run.key] for run in runs}
+        return {group: [score_record(task[group], own) for own in found.result()] for group, found in pending.items()}
+
+    def _pool(self, task: Task) -> EvaluationPool:
+        if task not in self._pools:
+            self._pools[task] = EvaluationPool(task, self.workers)
+        return self._pools[task]
 
     def close(self) -> None:
         for pool in self._pools.values():

@@ -135,8 +135,11 @@ class Trainer:
                     self._one_update()
                 self._log_scores(wait=True)
                 self.writer.wait()
+                ensembles = self._score_ensembles()
             self.display.finished()
-            summary = summarise(config, self.runs, self.preparations, self.records, self.progress, self.device)
+            summary = summarise(
+                config, self.runs, self.preparations, self.records, ensembles, self.progress, self.device
+            )
             write_json(self.directory.path / "summary.json", jsonable(summary))
             return summary
         finally:
@@ -213,6 +216,17 @@ class Trainer:
         else:
             self.evaluations.add(step, policies, KnownScores(self.evaluate(launches, policies)))
         self.progress.evaluation_seconds += time.monotonic() - began
+
+    def _score_ensembles(self) -> dict[str, list[Record]]:
+        """By what their runs have in common; runs that were stopped early are left out."""
+        if not (self.config.ensemble and isinstance(self.evaluate, SimulatorEvaluation)):
+            return {}
+        began = time.monotonic()
+        sound = [run for run in self.runs if str(run.key) not in self.progress.frozen]
+        policies = {key: own for launch in self.launches for key, own in launch.policies(self.scalings).items()}
+        scores = self.evaluate.ensembles(sound, policies)
+        self.progress.evaluation_seconds += time.monotonic() - began
+        return scores
 
     def _log_scores(self, wait: bool = False) -> None:
         """Log finished evaluations in order; with `wait`, all of them."""

@@ -1,7 +1,7 @@
 """summary.json: a finished job's results, per run and over the seeds of each setting."""
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -37,16 +37,24 @@ def summarise(
     runs: Sequence[Run],
     preparations: Sequence[Preparation],
     records: Sequence[Record],
+    ensembles: Mapping[str, Sequence[Record]],
     progress: Progress,
     device: torch.device,
 ) -> dict[str, Any]:
-    """The settings of the job, then the results: `last` and `best` of a job with one setting, else a list `groups`."""
+    """The settings of the job, then the results: `last` and `best` of a job with one setting, else a list `groups`.
+
+    ensembles: the scores of several seeds acting together, by the setting they have in common.
+    """
     last, best = {key_of(record): record for record in records}, best_records(records)
     grouped: dict[str, list[Run]] = {}
     for run in runs:
         grouped.setdefault(run.group, []).append(run)
     groups = [_group(config, group, preparations[group[0].data].task, last, best) for group in grouped.values()]
+    for group in groups:
+        if found := ensembles.get(group["name"]):
+            group["ensemble"] = {"members": config.ensemble, **_scores(found)}
     single = groups[0] if len(groups) == 1 else {}
+    kinds = ("last", "best", "ensemble")
     return {
         "task": _one_or_all(list(dict.fromkeys(config.tasks))),
         "environment": simulator(*(preparation.task for preparation in preparations)),
@@ -56,7 +64,7 @@ def summarise(
         "updates": config.updates,
         "dataset": _one_or_all([preparation.facts for preparation in preparations]),
         "score": " and ".join(dict.fromkeys(group["score"] for group in groups)),
-        **({"last": single["last"], "best": single["best"]} if single else {"groups": groups}),
+        **({kind: single[kind] for kind in kinds if kind in single} if single else {"groups": groups}),
         "best_rule": "per seed, the evaluation with the highest mean score (uses the simulator)",
         "stopped": progress.frozen,
         "runs": [_run(config, run, last[run.key], best.get(run.key)) for run in runs],
@@ -108,13 +116,16 @@ def _run(config: TrainConfig, run: Run, last: Record, best: Record | None) -> di
 
 
 def _result(records: Sequence[Record]) -> dict[str, Any]:
+    return _scores(records) | {"updates": [record["update"] for record in records]}
+
+
+def _scores(records: Sequence[Record]) -> dict[str, Any]:
     scores = [record["score"] for record in records]
     return {
         "scores": scores,
         "mean": float(np.mean(scores)),
         "std": float(np.std(scores, ddof=1)) if len(scores) > 1 else 0.0,
         "returns": [record["returns"] for record in records],
-        "updates": [record["update"] for record in records],
     }
 
 

@@ -1,0 +1,126 @@
+"""Rows of better trajectories more often (return weighting, Hong et al., 2023), fair to cut trajectories."""
+
+from collections.abc import Hashable
+from copy import copy
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from c4rl.core.buffer import TransitionBuffer, WeightedSampler
+from c4rl.core.options import Options, PerRun, option
+from c4rl.plugins.seams import Host, Plugin, Sampler
+
+EXTRAPOLATED = 0.3  # of the longest trajectory: a cut one of at least this length is extrapolated to it
+SHORTEST = 0.02  # of the longest trajectory: a shorter one says nothing about a behaviour
+STEP = 1.1  # by which the temperature rises until enough rows are left
+
+
+@dataclass(frozen=True)
+class ReturnsConfig(Options):
+    return_temperature: PerRun = option(0.1, above=0, at_most=1e6)
+    """T: a trajectory's rows are drawn in proportion to exp((G - best G) / (T scale)), where G is its return and scale
+    the larger of |best G| and the returns' range."""
+    return_top: PerRun = option(0.0, at_least=0, below=1)
+    """Trajectories within this share of the best return are drawn as often as the best."""
+    return_floor: PerRun = option(0.0, at_least=0, at_most=1)
+    """Share of the batch that is drawn from all rows alike."""
+    return_rows: PerRun = option(0.0, at_least=0, at_most=1e9)
+    """Effective number of rows, (sum w)² / sum w², that must be left: T rises until they are."""
+    return_starts: PerRun = option(0.5, at_least=0, at_most=1e6)
+    """Returns compare behaviours only between trajectories that start alike: where the variance of first observations
+    is this share of all observations' variance or more (median over dimensions), all rows are drawn alike."""
+    weighted_rows: Literal["actor", "all"] = "actor"
+    """Whose batches are drawn by return: the actor's alone, or the critics' too."""
+
+
+class Returns(Plugin):
+    def __init__(self, config: ReturnsConfig) -> None:
+        self.config = config
+
+    @classmethod
+    def launch_key(cls, options: Any, rows: int, data: int) -> Hashable:
+        return 0
+
+    def row_weights(self, buffer: TransitionBuffer) -> Tensor | None:
+        return self._weights(buffer) if self.config.weighted_rows == "all" else None
+
+    def attach(self, algorithm: Host, buffer: TransitionBuffer) -> None:
+        self._buffer = copy(buffer)
+        if self.config.weighted_rows == "actor":
+            self._buffer.weights = (*buffer.weights, self._weights(buffer))
+
+    def actor_sampler(self) -> Sampler | None:
+        return WeightedSampler(self._buffer, "returns/rows") if self.config.weighted_rows == "actor" else None
+
+    def metrics(self) -> dict[str, Tensor]:
+        return {"effective_rows": self._effective_rows}
+
+    def _weights(self, buffer: TransitionBuffer) -> Tensor:
+        """[R, n]"""
+        names = ("return_temperature", "return_top", "return_floor", "return_rows", "return_starts")
+        runs = len(buffer.lengths)
+        settings = torch.stack([torch.as_tensor(getattr(self.config, name)).cpu().expand(runs) for name in names], 1)
+        out = torch.zeros(runs, int(buffer.lengths.max()), dtype=torch.float64)
+        spans = zip(buffer.offsets.tolist(), buffer.lengths.tolist(), settings.double().tolist(), strict=True)
+        known: dict[Any, Tensor] = {}
+        for run, (start, length, (*values, most)) in enumerate(spans):
+            key = start, length, *values, most
+            if key not in known:
+                rows = buffer.unpack(buffer.packed[start : start + length].cpu())
+                ids = buffer.trajectory_ids[start : start + length].long().cpu()
+                trajectories = rows.rewards.double(), rows.continues == 0, ids
+                alike = spread_of_starts(rows.observations.double(), ids) < most
+                known[key] = weights_of_rows(*trajectories, *values) if alike else torch.ones(length) / length
+            out[run, :length] = known[key]
+        self._effective_rows = (1 / out.square().sum(1)).to(buffer.packed)
+        return out.to(buffer.packed.device)
+
+
+def spread_of_starts(observations: Tensor, ids: Tensor) -> float:
+    """The variance of trajectories' first observations over that of all, median over dimensions that vary. Trajectories
+    too short to be judged do not count; infinite where one is left."""
+    length = torch.bincount(ids)
+    first = (length.cumsum(0) - length)[length >= SHORTEST * length.max()]
+    variance = observations.var(0, unbiased=False)
+    varies = variance > 1e-12
+    if len(first) < 2 or not varies.any():
+        return torch.inf
+    return float((observations[first].var(0, unbiased=False)[varies] / variance[varies]).median())
+
+
+def fair_returns(rewards: Tensor, terminals: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """The return and the length of each trajectory, [trajectories]; those too short to be judged have -inf.
+
+    A trajectory without a terminal was cut: its return is what its mean reward gives over the longest trajectory.
+    """
+    count = int(ids[-1]) + 1
+    length = torch.bincount(ids, minlength=count).double()
+    returns = torch.zeros(count, dtype=torch.float64).index_add_(0, ids, rewards)
+    ended = torch.zeros(count, dtype=torch.float64).index_add_(0, ids, terminals.double()) > 0
+    longest = length.max()
+    cut = ~ended & (length >= EXTRAPOLATED * longest)
+    returns = torch.where(cut, returns * longest / length, returns)
+    return torch.where(length >= SHORTEST * longest, returns, -torch.inf), length
+
+
+def weights_of_rows(
+    rewards: Tensor, terminals: Tensor, ids: Tensor, temperature: float, top: float, floor: float, rows: float
+) -> Tensor:
+    """How often each row is drawn, [n], summing to 1."""
+    returns, length = fair_returns(rewards, terminals, ids)
+    judged = returns[returns.isfinite()]
+    best = judged.max()
+    scale = max(abs(float(best)), float(best - judged.min())) or 1.0
+    below = (best - top * scale - returns).clamp(min=0) / scale  # 0 for the best, inf for the short ones
+
+    def weights(temperature: float) -> Tensor:
+        return torch.exp(-below / temperature)[ids]
+
+    w = weights(temperature)
+    while w.sum().square() / w.square().sum() < min(rows, 0.99 * float(length[returns.isfinite()].sum())):
+        temperature *= STEP
+        w = weights(temperature)
+    w = w / w.sum()
+    return (1 - floor) * w + floor / len(w)
