@@ -5,15 +5,18 @@ statistics are computed from those. Two entries never describe the same run.
 """
 
 import hashlib
+import itertools
 import json
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, dataclass, fields
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from c4rl.core.declarations import declaration
 from c4rl.core.errors import InputError
 from c4rl.core.files import replacing
 from c4rl.environments.tasks import get_task
@@ -24,13 +27,11 @@ from c4rl.training.run_directory import job_config
 
 SCHEMA = 1
 RESULTS = 1  # to be counted up whenever training itself changes, so that older results are not taken for new ones
-# fields of a job that decide where, how fast and how well watched a run is made, but not what comes out of it
-INCIDENTAL = frozenset({
-    "algorithm", "plugins", "options", "plugin_options", "dataset", "task", "output", "preset", "seeds", "sweep",
-    "by_dataset", "eval_every", "eval_in_background", "hold_out", "log_every", "checkpoint_every",
-    "checkpoint_seconds", "device", "threads", "cuda_graph", "fused_kernels", "precision", "monitor",
-})  # fmt: skip
+# fields of a job that its entry holds in forms of their own: a path becomes its content's sha256, seeds one seed
+APART = ("algorithm", "plugins", "options", "plugin_options", "dataset", "task", "seeds")
 ENTRY = {"schema", "results", "run", "config", "dataset", "environment", "versions", "curve", "stopped", "made"}
+# what is kept of the metrics, where a run logs it; the first entries have none
+WATCHED = ("q", "c4_effective_K", *(f"cross_covariance_trace_{mode}" for mode in ("exact", "proxy")))
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,18 @@ class Entry:
         task = get_task(self.task)
         return np.array([float(np.mean(task.normalise(np.array(returns)))) for _, returns in self.data["curve"]])
 
+    def curve(self, quantity: str) -> tuple[np.ndarray, np.ndarray]:
+        """Updates, and the score or a watched metric there; empty where it was not logged."""
+        if quantity == "score":
+            return np.array(self.updates), self.scores
+        points = np.array(self.data.get("watched", {}).get(quantity, [])).reshape(-1, 2)
+        return points[:, 0], points[:, 1]
+
+    @property
+    def precision(self) -> str:
+        """Of matrix products; a CPU has one."""
+        return self.data["config"]["precision"] if self.data["made"]["device"] == "cuda" else "fp32"
+
 
 def determinants(config: TrainConfig, sha256: str, environment: str) -> dict[str, Any]:
     """What determines a run: of a job of one run, all but the incidental."""
@@ -72,7 +85,7 @@ def determinants(config: TrainConfig, sha256: str, environment: str) -> dict[str
         "plugins": [name for name in config.plugins if name != "none"],
         "options": stored["options"],
         "plugin_options": stored["plugin_options"],
-        "job": {f.name: stored[f.name] for f in fields(TrainConfig) if f.name not in INCIDENTAL},
+        "job": {name: stored[name] for name in _job_fields()},
         "task": get_task(task).name,
         "seed": seed,
         "sha256": sha256,
@@ -86,12 +99,18 @@ def identity(run: dict[str, Any]) -> str:
     options = [run["options"], *run["plugin_options"]]
     whole = run | {
         "options": [_defaults(kind) | own for kind, own in zip(kinds, options, strict=True)],
-        "job": {n: v for n, v in _defaults(TrainConfig).items() if n not in INCIDENTAL} | run["job"],
+        "job": {n: v for n, v in _defaults(TrainConfig).items() if n in _job_fields()} | run["job"],
     }
     whole.pop("plugin_options")
     return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
 
 
+@cache
+def _job_fields() -> list[str]:
+    return [f.name for f in fields(TrainConfig) if f.name not in APART and not declaration(f).incidental]
+
+
+@cache
 def _defaults(kind: type) -> dict[str, Any]:
     """As JSON has them."""
     found = {f.name: f.default for f in fields(kind) if f.default is not MISSING}
@@ -138,7 +157,7 @@ def read_entry(path: Path) -> Entry:
         data = json.loads(path.read_text())
     except (json.JSONDecodeError, UnicodeDecodeError):
         raise InputError(f"{path}: not JSON, expected an entry of a results store") from None
-    if not isinstance(data, dict) or set(data) != ENTRY:
+    if not isinstance(data, dict) or set(data) - {"watched"} != ENTRY:
         raise InputError(f"{path}: found other fields than an entry's, expected {', '.join(sorted(ENTRY))}")
     for name, expected in (("schema", SCHEMA), ("results", RESULTS)):
         if data[name] != expected:
@@ -161,8 +180,10 @@ def entries_of(folder: Path) -> list[dict[str, Any]]:
         raise InputError(f"{folder}: has no summary.json, expected a finished job")
     summary = json.loads(summary_path.read_text())
     curves: dict[Any, dict[int, list[float]]] = {}
+    logged: dict[Any, list[dict[str, Any]]] = {}
     for line in (folder / "metrics.jsonl").read_text().splitlines():
         record = json.loads(line)
+        logged.setdefault(key_of(record), []).append(record)
         if "returns" in record:
             curves.setdefault(key_of(record), {})[record["update"]] = [round(r, 3) for r in record["returns"]]
     facts = summary["dataset"] if isinstance(summary["dataset"], list) else [summary["dataset"]]
@@ -181,8 +202,21 @@ def entries_of(folder: Path) -> list[dict[str, Any]]:
                 "environment": summary["environment"],
                 "versions": summary["versions"],
                 "curve": sorted([update, returns] for update, returns in curves[run.key].items()),
+                "watched": _watched(logged[run.key], sorted(curves[run.key])),
                 "stopped": summary["stopped"].get(str(run.key)),
                 "made": {"device": summary["device"], "timing": summary["timing"], "runs": len(summary["runs"])},
             }
         )
     return entries
+
+
+def _watched(records: list[dict[str, Any]], updates: list[int]) -> dict[str, list[list[float]]]:
+    """Of each watched metric, the mean of what was logged from one evaluation to the next."""
+    found: dict[str, list[list[float]]] = {}
+    for start, end in itertools.pairwise([0, *updates]):
+        between = [record for record in records if start < record["update"] <= end]
+        for name in WATCHED:
+            values = [r[name] for r in between if isinstance(r.get(name), float) and math.isfinite(r[name])]
+            if values:
+                found.setdefault(name, []).append([end, float(f"{np.mean(values):.4g}")])
+    return found
