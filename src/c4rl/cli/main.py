@@ -23,6 +23,7 @@ COMMANDS: dict[str, Callable[[Arguments], int]] = {
     "export": export.export,
     "table": table.table,
     "bench table": bench.table,
+    "bench pages": bench.pages,
     "bench speed": bench.speed,
 }
 

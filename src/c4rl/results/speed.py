@@ -21,27 +21,19 @@ from c4rl.data.packing import Scaling, pack_datasets
 from c4rl.jobs.config import TrainConfig, empty_config
 from c4rl.jobs.registry import algorithm_class
 from c4rl.plugins.c4.plugin import C4Config
+from c4rl.plugins.dr3 import DR3Config
 from c4rl.plugins.layer_norm import LayerNormConfig
 from c4rl.training.launch import launches_of
 from c4rl.training.preparation import choose_device
 from c4rl.training.summary import versions
 
-Variant = Literal["none", "layer_norm", "c4-proxy", "c4-exact"]
+Variant = Literal["none", "layer_norm", "dr3", "c4-proxy", "c4-exact"]
 VARIANTS: dict[Variant, tuple[tuple[str, ...], tuple[Any, ...]]] = {
     "none": (("none",), ()),
     "layer_norm": (("layer_norm",), (LayerNormConfig(),)),
+    "dr3": (("dr3",), (DR3Config(),)),
     "c4-proxy": (("c4",), (C4Config(mode="proxy"),)),
     "c4-exact": (("c4",), (C4Config(mode="exact"),)),
-}
-
-
-# how an update is run on a GPU: (captured in a CUDA graph, with this package's fused kernels)
-Mode = Literal["graph", "eager", "graph-plain", "eager-plain"]
-MODES: dict[Mode, tuple[bool, bool]] = {
-    "graph": (True, True),
-    "eager": (False, True),
-    "graph-plain": (True, False),
-    "eager-plain": (False, False),
 }
 
 
@@ -49,7 +41,6 @@ def speed(
     algorithms: tuple[str, ...] = ("bc", "td3_bc", "cql"),
     plugins: tuple[Variant, ...] = ("none", "c4-proxy", "c4-exact"),
     runs: tuple[int, ...] | None = None,
-    modes: tuple[Mode, ...] | None = None,
     rows: int = 10_000,
     observation_dim: int = 17,
     action_dim: int = 6,
@@ -88,10 +79,8 @@ def speed(
     for algorithm in algorithms:
         variants = plugins if algorithm_class(algorithm).has_critic else ("none",)
         counts = runs or ((1, 5, 25) if chosen.type == "cuda" else (1, 5))
-        for variant, count, mode in itertools.product(variants, counts, MODES):
-            if not _wanted(mode, modes, algorithm, count, chosen):
-                continue
-            config = bench_config(algorithm, variant, count, *MODES[mode])
+        for variant, count in itertools.product(variants, counts):
+            config = bench_config(algorithm, variant, count)
             config = replace(config, options=replace(config.options, **networks))
             for index, stage in enumerate(algorithm_class(algorithm).plan(config.options, config.updates)):
                 result = _measure_one(config, data, chosen, seconds, index, precision)
@@ -102,20 +91,12 @@ def speed(
                 result["share_of_fp32_peak"] = (
                     None if peak is None or counted is None else counted * result["run_updates_per_second"] / peak
                 )
-                what = {"algorithm": algorithm, "stage": stage.name, "plugins": variant, "runs": count, "mode": mode}
+                what = {"algorithm": algorithm, "stage": stage.name, "plugins": variant, "runs": count}
                 results.append(what | result)
                 print(_line(columns, [column.cell(results[-1]) for column in columns]), flush=True)
                 if json is not None:  # each time: an interrupted measurement keeps what it has
                     write_json(json, {"shape": shape | networks, "machine": where | versions(), "results": results})
     return 0
-
-
-def _wanted(mode: Mode, modes: tuple[Mode, ...] | None, algorithm: str, runs: int, device: torch.device) -> bool:
-    if device.type != "cuda":
-        return mode == "graph"  # there is one way on a CPU
-    if modes is not None:
-        return mode in modes
-    return mode == "graph" or (algorithm in ("td3_bc", "cql") and runs in (1, 25))
 
 
 class Column(NamedTuple):
@@ -128,7 +109,6 @@ class Column(NamedTuple):
 COLUMNS = (
     Column("algorithm", 20, lambda r: r["algorithm"] + ("" if r["stage"] == "training" else f": {r['stage']}")),
     Column("plug-ins", 10, lambda r: r["plugins"]),
-    Column("mode", 11, lambda r: r["mode"], on_cpu=False),
     Column("runs", 4, lambda r: str(r["runs"])),
     Column("updates/s", 9, lambda r: f"{r['updates_per_second']:,.1f}"),
     Column("run-updates/s", 13, lambda r: f"{r['run_updates_per_second']:,.1f}"),
@@ -136,7 +116,7 @@ COLUMNS = (
     Column("memory", 8, lambda r: f"{r['peak_memory_bytes'] / 1e9:.2f} GB", on_cpu=False),
     Column("of peak", 7, lambda r: "-" if (s := r["share_of_fp32_peak"]) is None else f"{s:.1%}", on_cpu=False),
 )
-WORDS = ("algorithm", "plug-ins", "mode")  # to the left of their columns; numbers are to the right
+WORDS = ("algorithm", "plug-ins")  # to the left of their columns; numbers are to the right
 
 
 def _line(columns: Sequence[Column], cells: Sequence[str]) -> str:
@@ -180,23 +160,11 @@ class _ProductFlops(TorchDispatchMode):
         return result
 
 
-def bench_config(
-    algorithm: str, variant: Variant, runs: int, graph: bool = True, fused_kernels: bool = True
-) -> TrainConfig:
-    """A job that never touches a file: `stepper` gives it its data."""
-    nowhere, seeds = Path("unused"), tuple(range(runs))
-    plugins, options = VARIANTS[variant]
-    return empty_config(
-        algorithm,
-        plugins,
-        dataset=nowhere,
-        task="none",
-        output=nowhere,
-        seeds=seeds,
-        cuda_graph=graph,
-        fused_kernels=fused_kernels,
-        plugin_options=options,
-    )
+def bench_config(algorithm: str, variant: Variant, runs: int, **values: Any) -> TrainConfig:
+    """A job that never touches a file: `stepper_parts` gives it its data. values: other fields of the job."""
+    nowhere, (plugins, options) = Path("unused"), VARIANTS[variant]
+    values |= {"seeds": tuple(range(runs)), "plugin_options": options}
+    return empty_config(algorithm, plugins, dataset=nowhere, task="none", output=nowhere, **values)
 
 
 def _measure_one(
@@ -245,21 +213,6 @@ def made_up_dataset(rows: int, observation_dim: int, action_dim: int, seed: int 
         action_high=np.ones(action_dim, np.float32),
         source="made up",
     )
-
-
-def stepper(config: TrainConfig, data: Dataset, device: torch.device) -> Callable[[], None]:
-    """One update of all the job's runs, plug-ins refreshed when due."""
-    update, refresh, period = stepper_parts(config, data, device)
-    count = 0
-
-    def advance() -> None:
-        nonlocal count
-        update()
-        count += 1
-        if period is not None and count % period == 0:
-            refresh()
-
-    return advance
 
 
 def stepper_parts(

@@ -216,7 +216,7 @@ def _watched(records: list[dict[str, Any]], updates: list[int]) -> dict[str, lis
     for start, end in itertools.pairwise([0, *updates]):
         between = [record for record in records if start < record["update"] <= end]
         for name in WATCHED:
-            values = [r[name] for r in between if isinstance(r.get(name), float) and math.isfinite(r[name])]
+            values = [r[name] for r in between if isinstance(r.get(name), int | float) and math.isfinite(r[name])]
             if values:
                 found.setdefault(name, []).append([end, float(f"{np.mean(values):.4g}")])
     return found
