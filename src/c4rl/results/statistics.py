@@ -35,11 +35,6 @@ def _pooled(scores: Array) -> Array:
     return scores.reshape(*scores.shape[:-2], -1)
 
 
-def late_mean(curve: Array) -> float:
-    """The mean over the second half of a run's evaluations: half the noise of the last one."""
-    return float(np.mean(curve[len(curve) // 2 :]))
-
-
 def probability_of_improvement(scores: Array, others: Array) -> Any:
     """P(a run of the first beats a run of the second), ties counting half, averaged over tasks."""
     differences = scores[..., :, None, :] - others[..., None, :, :]

@@ -9,7 +9,8 @@ from c4rl.results.statistics import bootstrap_interval, interquartile_mean, mean
 from c4rl.results.tables import OF_A_RUN, QUANTITIES, Cell, Filled, Method, ResultTable, overall
 
 MISSING = "–"
-FAR = 2  # of the paper's standard deviations
+FAR, FAR_MARK = 2, "‡"  # of the paper's standard deviations
+FAILED_MARK = "†"
 Rows = list[list[str]]  # of words, the first row the headings
 
 
@@ -28,9 +29,9 @@ def caption(table: ResultTable, filled: Filled, which: str) -> str:
     ]
     cells = [(m, t, cell) for m in table.methods for t in table.tasks if (cell := filled.get((m.label, t)))]
     if which != "curve" and any(is_far(table, m, t, cell, which) for m, t, cell in cells):
-        parts.append(f"†: more than {FAR} of the paper's standard deviations from its mean")
+        parts.append(f"{FAR_MARK}: more than {FAR} of the paper's standard deviations from its mean")
     if any(entry.data["stopped"] for _, _, cell in cells for entry in cell.entries):
-        parts.append("‡: some runs stopped early, scored at their last good state")
+        parts.append(f"{FAILED_MARK}: some runs failed and are scored as of their last good state")
     return f"{table.title}. {'; '.join(part for part in parts if part)}. {table.note}".rstrip()
 
 
@@ -117,8 +118,8 @@ def show(table: ResultTable, method: Method, task: str, cell: Cell | None, which
         values = cell.values(which, table.quantity)
         low, high = mean_interval(values)
         ours = number(table, values.mean()) + (f" ± {number(table, (high - low) / 2)}" if len(values) > 1 else "")
-        ours += " †" if is_far(table, method, task, cell, which) else ""
-        ours += " ‡" if any(entry.data["stopped"] for entry in cell.entries) else ""
+        ours += FAILED_MARK if any(entry.data["stopped"] for entry in cell.entries) else ""
+        ours += f" {FAR_MARK}" if is_far(table, method, task, cell, which) else ""
     if not theirs:
         return ours
     return f"{ours} / {' ± '.join(number(table, value) for value in theirs)}"
@@ -172,12 +173,12 @@ def csv(rows: Sequence[Sequence[object]]) -> str:
 def run_rows(table: ResultTable, filled: Filled) -> list[list[object]]:
     """Every run of the table, a line for each."""
     name = table.quantity
-    heads = ["method", "task", "seed", "update", "precision", "stopped", f"last_{name}", f"late_{name}"]
+    heads = ["method", "task", "seed", "update", "precision", "failed_at", f"last_{name}", f"late_{name}"]
     rows: list[list[object]] = [[*heads, "best_in_simulator"]]
     for (label, task), cell in filled.items():
         columns = (cell.values(which, name) for which in ("last", "late", "best"))
         for entry, *values in zip(cell.entries, *columns, strict=True):
-            facts = [entry.seed, entry.updates[-1], entry.precision, bool(entry.data["stopped"])]
+            facts = [entry.seed, entry.updates[-1], entry.precision, (entry.data["stopped"] or {}).get("failed_at", "")]
             best = values.pop() if name == "score" else None
             rows.append([label, task, *facts, *(f"{v:.5g}" for v in values), "" if best is None else f"{best:.5g}"])
     return rows

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from c4rl.core.curves import late_mean
 from c4rl.core.errors import InputError
 from c4rl.environments.tasks import PHYSICS
 from c4rl.jobs.config import TrainConfig, preset_fields
 from c4rl.jobs.registry import algorithm_class
-from c4rl.results.statistics import late_mean
 from c4rl.results.store import Entry, Store, determinants, identity
 
 HERE = Path(__file__).parent

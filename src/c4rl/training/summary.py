@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from c4rl.core.curves import late_mean
 from c4rl.core.extras import installed
 from c4rl.core.version import __version__
 from c4rl.environments.tasks import Task, simulator
@@ -46,6 +47,8 @@ def summarise(
     for run in runs:
         grouped.setdefault(run.group, []).append(run)
     groups = [_group(config, group, preparations[group[0].data].task, last, best) for group in grouped.values()]
+    for group, own in zip(groups, grouped.values(), strict=True):
+        group |= _curves([[record for record in records if key_of(record) == run.key] for run in own])
     single = groups[0] if len(groups) == 1 else {}
     return {
         "task": _one_or_all(list(dict.fromkeys(config.tasks))),
@@ -56,7 +59,8 @@ def summarise(
         "updates": config.updates,
         "dataset": _one_or_all([preparation.facts for preparation in preparations]),
         "score": " and ".join(dict.fromkeys(group["score"] for group in groups)),
-        **({"last": single["last"], "best": single["best"]} if single else {"groups": groups}),
+        **({name: single[name] for name in ("last", "late", "best", "curve")} if single else {"groups": groups}),
+        "late_rule": "per seed, the mean over the second half of its evaluations",
         "best_rule": "per seed, the evaluation with the highest mean score (uses the simulator)",
         "stopped": progress.frozen,
         "runs": [_run(config, run, last[run.key], best.get(run.key)) for run in runs],
@@ -115,6 +119,20 @@ def _result(records: Sequence[Record]) -> dict[str, Any]:
         "std": float(np.std(scores, ddof=1)) if len(scores) > 1 else 0.0,
         "returns": [record["returns"] for record in records],
         "updates": [record["update"] for record in records],
+    }
+
+
+def _curves(of_runs: Sequence[Sequence[Record]]) -> dict[str, Any]:
+    """The late mean and the curve of every seed; None without a simulator."""
+    scores = [[record["score"] for record in records if "score" in record] for records in of_runs]
+    if not all(scores):
+        return {"late": None, "curve": None}
+    late = [late_mean(np.array(curve)) for curve in scores]
+    std = float(np.std(late, ddof=1)) if len(late) > 1 else 0.0
+    updates = [record["update"] for record in of_runs[0]]
+    return {
+        "late": {"scores": late, "mean": float(np.mean(late)), "std": std},
+        "curve": {"updates": updates, "scores": scores},
     }
 
 
