@@ -29,9 +29,8 @@ def words(figure) -> str:
 @pytest.mark.parametrize("name", ["curves", "profiles", "improvement", "radar", "alpha"])
 def test_every_kind_of_figure_says_seeds_intervals_and_units(name: str, trained: Trained) -> None:
     table = small_table(x="coefficient α")
-    figure = FIGURES[name].draw(
-        FIGURES[name].__class__(name, FIGURES[name].draw, "small"), table, fill(table, trained.store)
-    )
+    drawing = replace(FIGURES[name], pairs=())
+    figure = drawing.draw(drawing, table, fill(table, trained.store))
     text = words(figure)
     assert "16 of 16 runs" in text and "2 seeds each" in text and "score" in text and "not measured" not in text
     assert "95%" in text or (name == "radar" and "intervals: c4rl table small" in text)

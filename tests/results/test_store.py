@@ -128,7 +128,7 @@ def test_other_data_are_refused(trained: Trained, tmp_path: Path) -> None:
 
 
 def test_an_option_that_came_later_does_not_orphan_a_run(trained: Trained) -> None:
-    config = small_table().config(METHODS[1], TASKS[0], 0, trained.data)
+    config = small_table().config(METHODS[1], TASKS[0], trained.data)
     now = determinants(config, "0" * 64, "d4rl-1, mujoco 3.3.7")
     before = now | {"options": {n: v for n, v in now["options"].items() if n != "actor_first"}}
     assert identity(before) == identity(now)

@@ -18,7 +18,7 @@ from c4rl.results.speed_tables import SPEED_TABLES
 from c4rl.results.statistics import mean_interval
 from c4rl.results.store import Store
 from c4rl.results.table_text import caption, csv, latex, markdown, rows_of, run_rows
-from c4rl.results.tables import fill, identity_of
+from c4rl.results.tables import fill, identities
 from tests.results.conftest import METHODS, TASKS, Trained, small_table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -107,7 +107,7 @@ def test_every_declared_table_is_whole(name: str) -> None:
     labels = [method.label for method in table.methods]
     assert len(set(labels)) == len(labels) and set(table.headline) <= set(labels)
     task = table.measured[0]
-    runs = [identity_of(table.config(method, task, 0)) for method in table.methods]
+    runs = [identities(table.config(method, task), [0])[0] for method in table.methods]
     assert len(set(runs)) == len(runs)
     if table.paper not in ("", "locomotion-10k"):
         assert all(any(table.printed(method, task) for task in table.tasks) for method in table.methods)
@@ -119,7 +119,7 @@ def test_tables_share_their_runs() -> None:
 
     def runs(name: str) -> dict[str, str]:
         table = TABLES[name]
-        return {m.label: identity_of(table.config(m, "hopper-medium-expert-v2", 0)) for m in table.methods}
+        return {m.label: identities(table.config(m, "hopper-medium-expert-v2"), [0])[0] for m in table.methods}
 
     clusters, weights, often = runs("clusters"), runs("lambda"), runs("frequency")
     same = {clusters["CQL + C4, paper, K 5"], weights["CQL + C4, paper, λ 0.1"], often["CQL + C4, paper, every 200"]}
@@ -160,3 +160,16 @@ def test_a_page_holds_what_its_commands_print(tmp_path: Path) -> None:
     )
     with pytest.raises(InputError, match="'c4rl train --now' in a page, expected c4rl table"):
         page_command(["train", "--now"])
+
+
+@pytest.mark.parametrize("page", ["PAPER.md", "docs/locomotion.md", "docs/findings.md"])
+def test_pages_are_those_of_the_store(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert not fill_page(Path(page), page_command, write=False), f"out of date: c4rl bench pages {page}"
+
+
+def test_explanations_are_of_cells_that_exist() -> None:
+    labels = {method.label for method in TABLES["main"].methods}
+    for name in json.loads((tables.HERE / "explanations.json").read_text()):
+        label, _, task = name.rpartition(" ")
+        assert label in labels and task in TABLES["main"].tasks

@@ -24,6 +24,8 @@ class Flags(Options):
     simulator. curve: means over sets at every evaluation."""
     methods: tuple[str, ...] | None = None
     """Only these rows of the table."""
+    far: bool = False
+    """Instead, list the cells far from the paper's, and what is known of the reasons."""
     store: Path = STORE
     """Folder of the results store."""
     speeds: Path = SPEEDS
@@ -41,4 +43,4 @@ def printed(arguments: Arguments) -> str:
 
     from c4rl.results.pages import table_text
 
-    return table_text(flags.name, flags.format, flags.score, flags.methods, flags.store, flags.speeds)
+    return table_text(flags.name, flags.format, flags.score, flags.methods, flags.store, flags.speeds, flags.far)

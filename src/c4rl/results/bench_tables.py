@@ -21,7 +21,7 @@ from c4rl.jobs.runs import runs_of
 from c4rl.jobs.sweeps import differences
 from c4rl.results.store import Entry, Store, entries_of
 from c4rl.results.table_text import short
-from c4rl.results.tables import Method, ResultTable, datasets, identity_of
+from c4rl.results.tables import Method, ResultTable, datasets, identities
 from c4rl.training.loop import Interrupted, resume, train
 
 RETRY_SECONDS = 0.002
@@ -44,14 +44,15 @@ def missing_jobs(table: ResultTable, store: Store, data: Path, output: Path, **h
     """The jobs that fill the table's gaps: runs of one shape and length together. how: device, precision, ..."""
     known = set(store.by_identity())
     groups: dict[tuple[Any, ...], dict[tuple[str, TrainConfig], list[int]]] = {}
-    for method, task, seed, config in table.wanted(data):
-        if identity_of(config) in known:
+    for method, task, config in table.wanted(data):
+        every = table.seeds_of(method)
+        lacking = [seed for seed, name in zip(every, identities(config, every), strict=True) if name not in known]
+        if not lacking:
             continue
-        shape, plain = get_task(task), replace(config, seeds=(0,))
-        own = ("dataset", "task", "options", "plugin_options")
-        common = repr({name: value for name, value in to_json(plain).items() if name not in own}), stages(config)
+        shape, own = get_task(task), ("dataset", "task", "options", "plugin_options")
+        common = repr({name: value for name, value in to_json(config).items() if name not in own}), stages(config)
         group = method.label, shape.observation_dim, shape.action_dim, common
-        groups.setdefault(group, {}).setdefault((task, plain), []).append(seed)
+        groups.setdefault(group, {})[task, config] = lacking
     jobs = []
     for (label, *_), wanted in groups.items():
         for seeds in dict.fromkeys(map(tuple, wanted.values())):  # sets that lack the same seeds

@@ -99,8 +99,7 @@ TABLES = {
     for table in (
         ResultTable(
             "main",
-            "Every algorithm with the settings of its own publication, and CQL + C4 with its controls, on locomotion "
-            "sets of about 10,000 rows",
+            "Locomotion sets of about 10,000 rows, algorithms with the settings of their own publications",
             (*BASELINES, PAPER, PAPER_CONTROL, *_cql_c4("authors"), *_cql_c4("authors-fixed")),
             TWENTY,
             tasks_are_rows=True,

@@ -91,13 +91,10 @@ def _figure(panels: int, title: str, foot: str, height: float = 2.6) -> tuple[Fi
 def _foot(table: ResultTable, filled: Filled, intervals: str) -> str:
     labels = {method.label for method in table.methods}
     found = sum(len(cell.entries) for (label, _), cell in filled.items() if label in labels)
-    wanted = sum(len(table.seeds_of(method)) for method in table.methods) * len(table.measured)
     seeds = " or ".join(map(str, sorted({len(table.seeds_of(method)) for method in table.methods})))
     without = [m.label for m in table.methods if not any(m.label == label for label, _ in filled)]
     gaps = f"; not measured: {'; '.join(without)}" if without else ""
-    return (
-        f"{found} of {wanted} runs are in the store; {seeds} seeds each, {table.updates:,} updates; {intervals}{gaps}"
-    )
+    return f"{found} of {table.runs} runs are in the store; {seeds} seeds each, {table.updates:,} updates; {intervals}{gaps}"
 
 
 def _styled(labels: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -6,6 +6,7 @@ A page names the command of each table in a comment; what stands between that an
     <!-- end -->
 """
 
+import json
 import re
 import shlex
 from collections.abc import Callable, Sequence
@@ -29,15 +30,20 @@ from c4rl.results.table_text import (
     paper_mean,
     rows_of,
     run_rows,
+    show,
 )
-from c4rl.results.tables import Filled, ResultTable, fill, overall
+from c4rl.results.tables import HERE, Filled, ResultTable, fill, overall
 
 INDEX = "index"
 BLOCK = re.compile(r"(?P<head><!-- c4rl (?P<command>[^>]*?) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
 
 
-def table_text(name: str, format: str, score: str, methods: Sequence[str] | None, store: Path, speeds: Path) -> str:
+def table_text(
+    name: str, format: str, score: str, methods: Sequence[str] | None, store: Path, speeds: Path, far: bool = False
+) -> str:
     """What `c4rl table` prints."""
+    if far and name not in TABLES:
+        raise InputError(f"--far: found with table {name}, expected one of {', '.join(TABLES)}")
     if name not in (*TABLES, *SPEED_TABLES, INDEX):
         raise InputError(f"table: found '{name}', expected one of {', '.join((*TABLES, *SPEED_TABLES, INDEX))}")
     if name in TABLES:
@@ -45,6 +51,8 @@ def table_text(name: str, format: str, score: str, methods: Sequence[str] | None
         if score == "best" and table.quantity != "score":
             raise InputError(f"--score: found best, expected late, last or curve: table {name} is not about scores")
         filled = fill(table, Store(store))
+        if far:
+            return far_cells(table, filled)
         rows, words = rows_of(table, filled, score), caption(table, filled, score)
         if format == "csv":
             return csv(run_rows(table, filled))
@@ -64,10 +72,10 @@ def index_rows(store: Store, speeds: Path) -> Rows:
     measured = read_speeds(speeds)
     for table in (table for table in TABLES.values() if table.shows):
         filled = fill(table, store)
-        found, wanted = sum(len(cell.entries) for cell in filled.values()), sum(1 for _ in table.wanted())
+        found = sum(len(cell.entries) for cell in filled.values())
         budget = f"{len(table.measured)}, {table.updates:,}"
         shown = "; ".join(_headline(table, filled))
-        rows.append([table.shows, f"`c4rl table {table.name}`", budget, f"{found}/{wanted}", shown])
+        rows.append([table.shows, f"`c4rl table {table.name}`", budget, f"{found}/{table.runs}", shown])
     for speed_table in SPEED_TABLES.values():
         cases = {name for some in measured.values() for name in some}
         done = f"{sum(case.name in cases for case in speed_table.cases)}/{len(speed_table.cases)}"
@@ -89,14 +97,17 @@ def _speed_headline(table: SpeedTable, rows: Rows) -> list[str]:
     return [f"{row[0]}: {', '.join(row[1:-1])}" for row in rows[1:] if row[0] in table.headline]
 
 
-def far_cells(table: ResultTable, filled: Filled) -> list[tuple[str, str]]:
-    """(method, task) whose late mean is far from the paper's."""
-    return [
-        (method.label, task)
+def far_cells(table: ResultTable, filled: Filled) -> str:
+    """A line for each cell whose late mean is far from the paper's: what is known of the reason."""
+    known = json.loads((HERE / "explanations.json").read_text())
+    lines = [
+        f"- {method.label}, {task.removesuffix('-v2')}: {show(table, method, task, cell, 'late')}. "
+        + known.get(f"{method.label} {task}", "Not explained yet.")
         for method in table.methods
         for task in table.tasks
         if (cell := filled.get((method.label, task))) and is_far(table, method, task, cell, "late")
     ]
+    return "\n".join(lines) or "None."
 
 
 def filled_page(text: str, command: Callable[[list[str]], str]) -> str:

@@ -122,10 +122,13 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._read: dict[Path, Entry] = {}  # files are never changed once written
 
     def __iter__(self) -> Iterator[Entry]:
         for path in sorted(self.folder.glob("*/*.json")):
-            yield read_entry(path)
+            if path not in self._read:
+                self._read[path] = read_entry(path)
+            yield self._read[path]
 
     def by_identity(self) -> dict[str, Entry]:
         found: dict[str, Entry] = {}

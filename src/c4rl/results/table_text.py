@@ -17,12 +17,14 @@ Rows = list[list[str]]  # of words, the first row the headings
 def caption(table: ResultTable, filled: Filled, which: str) -> str:
     """What is shown, how it was made and what the signs mean."""
     counts = sorted({len(table.seeds_of(method)) for method in table.methods})
+    compared = any(table.printed(method, task) for method in table.methods for task in table.tasks)
     evaluation = f", {table.episodes} episodes per evaluation" if table.quantity == "score" else ""
     parts = [
         QUANTITIES[table.quantity],
         f"{' or '.join(map(str, counts))} seeds, {table.updates:,} updates{evaluation}",
         "mean over sets at each evaluation [95% bootstrap]" if which == "curve" else OF_A_RUN[which],
-        "" if which == "curve" else "± half a 95% interval (Student), [95% bootstrap]; after the slash the paper's",
+        "" if which == "curve" else "± half a 95% interval (Student), [95% bootstrap]",
+        "after the slash the paper's, ± its standard deviation" if which != "curve" and compared else "",
         f"physics {PHYSICS}" if table.quantity == "score" else "",
         _precisions(table, filled),
         f"{MISSING}: not measured",

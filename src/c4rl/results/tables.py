@@ -1,7 +1,7 @@
 """What a table is: methods on tasks, the runs it is made of, and the cells that the store fills."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
@@ -76,8 +76,12 @@ class ResultTable:
     def seeds_of(self, method: Method) -> range:
         return range(method.seeds or self.seeds)
 
-    def config(self, method: Method, task: str, seed: int, data: Path = Path(".")) -> TrainConfig:
-        """The job of one run; data: the folder of TASK.npz."""
+    @property
+    def runs(self) -> int:
+        return len(self.measured) * sum(len(self.seeds_of(method)) for method in self.methods)
+
+    def config(self, method: Method, task: str, data: Path = Path(".")) -> TrainConfig:
+        """The job of the first seed alone; data: the folder of TASK.npz."""
         found = preset_fields(method.preset, method.algorithm, method.plugins, task)
         owners = (found["options"], *found["plugin_options"])
         known = {f.name for owner in owners for f in fields(owner)}
@@ -92,16 +96,15 @@ class ResultTable:
             "eval_episodes": self.episodes,
             "monitor": algorithm_class(method.algorithm).has_critic,
         }
-        own = {"options": changed[0], "plugin_options": tuple(changed[1:]), "seeds": (seed,), "output": Path("unused")}
+        own = {"options": changed[0], "plugin_options": tuple(changed[1:]), "seeds": (0,), "output": Path("unused")}
         where = {"algorithm": method.algorithm, "dataset": (data / f"{task}.npz",), "task": (task,)}
         return TrainConfig(**(found | budget | method.job | own | where))
 
-    def wanted(self, data: Path = Path(".")) -> Iterator[tuple[Method, str, int, TrainConfig]]:
+    def wanted(self, data: Path = Path(".")) -> Iterator[tuple[Method, str, TrainConfig]]:
+        """Its cells, with the job of the first seed."""
         for method in self.methods:
             for task in self.measured:
-                first = self.config(method, task, 0, data)
-                for seed in self.seeds_of(method):
-                    yield method, task, seed, replace(first, seeds=(seed,))
+                yield method, task, self.config(method, task, data)
 
     def only(self, labels: Sequence[str] | None) -> "ResultTable":
         """With these methods alone."""
@@ -128,10 +131,11 @@ def paper() -> dict[str, Any]:
     return json.loads((HERE / "paper.json").read_text())
 
 
-def identity_of(config: TrainConfig) -> str:
-    """Of the run that the config describes, on the present physics."""
+def identities(config: TrainConfig, seeds: Iterable[int]) -> list[str]:
+    """Of the runs that the config describes but for the seed, on the present physics."""
     (task,) = config.task
-    return identity(determinants(config, datasets()[task]["sha256"], PHYSICS))
+    run = determinants(config, datasets()[task]["sha256"], PHYSICS)
+    return [identity(run | {"seed": seed}) for seed in seeds]
 
 
 class Cell(NamedTuple):
@@ -152,11 +156,12 @@ Filled = dict[tuple[str, str], Cell]  # (method, task) -> cell; only those with 
 
 def fill(table: ResultTable, store: Store) -> Filled:
     known = store.by_identity()
-    found: dict[tuple[str, str], list[Entry]] = {}
-    for method, task, _, config in table.wanted():
-        if (entry := known.get(identity_of(config))) is not None and len(entry.curve(table.quantity)[1]):
-            found.setdefault((method.label, task), []).append(entry)
-    return {place: Cell(tuple(entries)) for place, entries in found.items()}
+    found = {}
+    for method, task, config in table.wanted():
+        entries = (known.get(name) for name in identities(config, table.seeds_of(method)))
+        if whole := tuple(entry for entry in entries if entry and len(entry.curve(table.quantity)[1])):
+            found[method.label, task] = Cell(whole)
+    return found
 
 
 def overall(table: ResultTable, filled: Filled, method: Method, which: str) -> np.ndarray | None:
