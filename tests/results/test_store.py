@@ -137,6 +137,23 @@ def test_an_option_that_came_later_does_not_orphan_a_run(trained: Trained) -> No
     assert identity(now) != identity(determinants(config, "0" * 64, "d4rl-2, mujoco 4.0.0"))
 
 
+def test_a_job_that_fails_does_not_stop_the_others(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    jobs = missing_jobs(small_table(), Store(tmp_path / "store"), trained.data, tmp_path)
+    asked = []
+
+    def fail(config: Any) -> None:
+        asked.append(config.algorithm)
+        raise InputError("--size: found 9")
+
+    monkeypatch.setattr("c4rl.results.bench_tables.train", fail)
+    assert run_jobs(jobs, Store(tmp_path / "store"), minutes=1) == 1
+    assert asked == ["bc", "td3_bc", "td3_bc"]
+    found = capsys.readouterr()
+    assert found.out.count("failed, going on with the next: --size: found 9\n") == 3 and found.err == ""
+
+
 LONG = {"tasks": TASKS[:1], "methods": METHODS[1:2], "seeds": 1, "updates": 500, "episodes": 1}
 CHILD = """
 import sys

@@ -14,39 +14,9 @@ from c4rl.core.errors import InputError
 
 def speed(arguments: Arguments) -> int:
     """Measure updates per second of each algorithm on made-up data, evaluation and logging left out."""
-    from c4rl.results.speed import Variant
-    from c4rl.results.speed import speed as measure_speed
+    from c4rl.results.speed import SpeedOptions, measure_speeds
 
-    @dataclass(frozen=True)
-    class Flags(Options):
-        algorithms: tuple[str, ...] = ("bc", "td3_bc", "cql")
-        """Algorithms to measure, each stage separately."""
-        plugins: tuple[Variant, ...] = ("none", "c4-proxy", "c4-exact")
-        """Measure with each of these, where the algorithm has a critic."""
-        runs: tuple[int, ...] | None = option(None, at_least=1, at_most=10_000)
-        """Stack sizes; default 1 and 5, on a GPU also 25. benchmarks/kernels.py compares ways to run an update."""
-        rows: int = option(10_000, at_least=2, at_most=10**9)
-        """Rows of data."""
-        observation_dim: int = option(17, at_least=1, at_most=100_000)
-        """Width of an observation."""
-        action_dim: int = option(6, at_least=1, at_most=100_000)
-        """Width of an action."""
-        hidden_layers: int | None = option(None, at_least=1, at_most=100)
-        """Hidden layers of networks, instead of each algorithm's own number."""
-        hidden_width: int | None = option(None, at_least=1, at_most=100_000)
-        """Units per hidden layer, likewise."""
-        precision: Literal["fp32", "bf16x3"] = "fp32"
-        """Precision of matrix products on a GPU."""
-        seconds: float = option(5.0, above=0, at_most=1e6)
-        """How long each measurement lasts."""
-        device: str = "auto"
-        """auto, cpu, cuda or cuda:N."""
-        threads: int | None = option(None, at_least=1, at_most=4096)
-        """CPU threads; default all cores."""
-        json: Path | None = None
-        """Also write the result to this new file."""
-
-    return measure_speed(**vars(parse_as(Flags, "bench speed", arguments, speed.__doc__)))
+    return measure_speeds(parse_as(SpeedOptions, "bench speed", arguments, speed.__doc__))
 
 
 @dataclass(frozen=True)
@@ -79,16 +49,17 @@ def table(arguments: Arguments) -> int:
 
     from c4rl.results.bench_tables import check_data, list_jobs, missing_jobs, run_jobs
     from c4rl.results.catalogue import get_table
-    from c4rl.results.speed_tables import SPEED_TABLES, list_measurements, measure_missing, missing
+    from c4rl.results.speed_tables import SPEED_TABLES, list_measurements, machine_folder, measure_missing, missing
     from c4rl.results.store import Store
 
     if flags.name in SPEED_TABLES:
         speed_table = SPEED_TABLES[flags.name]
-        wanted = missing(speed_table, flags.speeds, flags.device)
+        folder = machine_folder(flags.speeds, flags.device, flags.precision)
+        wanted = missing(speed_table, folder)
         if flags.dry:
             print(list_measurements(wanted))
             return 0
-        return measure_missing(speed_table, wanted, flags.speeds, flags.device, flags.minutes)
+        return measure_missing(wanted, folder, flags.minutes, device=flags.device, precision=flags.precision)
     store, chosen = Store(flags.store), get_table(flags.name).only(flags.methods)
     if flags.data is None and not flags.dry:
         raise InputError("--data: not given, expected the folder of the datasets, TASK.npz")

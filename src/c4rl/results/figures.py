@@ -94,7 +94,8 @@ def _foot(table: ResultTable, filled: Filled, intervals: str) -> str:
     seeds = " or ".join(map(str, sorted({len(table.seeds_of(method)) for method in table.methods})))
     without = [m.label for m in table.methods if not any(m.label == label for label, _ in filled)]
     gaps = f"; not measured: {'; '.join(without)}" if without else ""
-    return f"{found} of {table.runs} runs are in the store; {seeds} seeds each, {table.updates:,} updates; {intervals}{gaps}"
+    budget = f"{seeds} seeds each, {table.updates:,} updates"
+    return f"{found} of {table.runs} runs are in the store; {budget}; {intervals}{gaps}"
 
 
 def _styled(labels: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:

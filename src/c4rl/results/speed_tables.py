@@ -16,13 +16,18 @@ import torch
 
 from c4rl.core.errors import InputError
 from c4rl.jobs.registry import algorithm_class
-from c4rl.results.speed import Variant, speed
+from c4rl.results.speed import SpeedOptions, Variant, measure_speeds
 from c4rl.results.table_text import MISSING, Rows
 from c4rl.results.tables import paper
 from c4rl.training.preparation import choose_device
 
 UPDATES = 300_000  # of the paper's figure of run times
-SHAPE = {"observation_dim": 17, "action_dim": 6, "hidden_layers": 4, "hidden_width": 256}  # of HalfCheetah, the paper's
+SHAPE: dict[str, Any] = {
+    "observation_dim": 17,
+    "action_dim": 6,
+    "hidden_layers": 4,
+    "hidden_width": 256,
+}  # of HalfCheetah, the paper's
 SECONDS = 2.0  # of one measurement
 
 
@@ -162,15 +167,15 @@ def speed_caption(table: SpeedTable) -> str:
 # -- measuring
 
 
-def _folder(speeds: Path, device: torch.device) -> Path:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu-{platform.machine()}"
-    return speeds / re.sub(r"\W+", "_", name).strip("_").lower()
+def machine_folder(speeds: Path, device: str, precision: str) -> Path:
+    chosen = choose_device(device)
+    name = torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else f"cpu {platform.machine()}"
+    return speeds / re.sub(r"\W+", "_", f"{name} {precision}").lower()
 
 
-def missing(table: SpeedTable, speeds: Path, device: str) -> list[Case]:
+def missing(table: SpeedTable, folder: Path) -> list[Case]:
     """What was not measured on this machine."""
-    read_speeds(speeds)  # refuses files that are no measurements
-    folder = _folder(speeds, choose_device(device))
+    read_speeds(folder.parent)  # refuses files that are no measurements
     return [case for case in table.cases if not (folder / f"{case.name}.json").exists()]
 
 
@@ -179,16 +184,16 @@ def list_measurements(cases: Sequence[Case]) -> str:
     return "\n".join([*(case.name for case in cases), f"{len(cases)} measurements: about {minutes:.1f} minutes"])
 
 
-def measure_missing(table: SpeedTable, cases: Sequence[Case], speeds: Path, device: str, minutes: float) -> int:
-    """Exit code: 0 all done, 3 time was up. A measurement is a file once it is whole."""
-    deadline, folder = time.monotonic() + 60 * minutes, _folder(speeds, choose_device(device))
+def measure_missing(cases: Sequence[Case], folder: Path, minutes: float, **how: Any) -> int:
+    """Exit code: 0 all done, 3 time was up. A measurement is a file once it is whole. how: device, precision."""
+    deadline = time.monotonic() + 60 * minutes
     folder.mkdir(parents=True, exist_ok=True)
     for case in cases:
         if time.monotonic() >= deadline:
             return 3
         unfinished = folder / f".{case.name}.unfinished"
         unfinished.unlink(missing_ok=True)
-        method, what = case.method, {"rows": case.rows, "seconds": SECONDS, "device": device, "json": unfinished}
-        speed((method.algorithm,), (method.plugins,), (case.runs,), **what, **SHAPE)  # type: ignore[arg-type]
+        method, given = case.method, SHAPE | how | {"rows": case.rows, "seconds": SECONDS, "json": unfinished}
+        measure_speeds(SpeedOptions((method.algorithm,), (method.plugins,), (case.runs,), **given))
         unfinished.rename(folder / f"{case.name}.json")
     return 0
