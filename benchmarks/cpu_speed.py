@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import yardstick
 
-from c4rl.results.speed import bench_config, made_up_dataset, measure, stepper
+from c4rl.results.speed import bench_config, made_up_dataset, measure, stepper_parts
 
 
 def main() -> None:
@@ -31,8 +31,8 @@ def main() -> None:
     for name, plain in (("td3_bc", yardstick.TD3BC), ("cql", yardstick.CQL)):
         contestants = {
             "yardstick": (plain(tensors).update, 1),
-            "1 run": (stepper(bench_config(name, "none", 1), data, cpu), 1),
-            "5 runs": (stepper(bench_config(name, "none", 5), data, cpu), 5),
+            "1 run": (stepper_parts(bench_config(name, "none", 1), data, cpu)[0], 1),
+            "5 runs": (stepper_parts(bench_config(name, "none", 5), data, cpu)[0], 5),
         }
         rates: dict[str, list[float]] = {key: [] for key in contestants}
         for _ in range(arguments.rounds):

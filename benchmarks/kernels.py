@@ -76,7 +76,7 @@ def made_up_launch(case: Case, kernels: bool, precision: str, data: Dataset, dev
     s, a = data.observation_dim, data.action_dim
     ones = np.ones(a, np.float32)
     scaling = Scaling(np.zeros(s, np.float32), np.ones(s, np.float32), -ones, ones)
-    config = bench_config(*case, graph=device.type == "cuda", fused_kernels=kernels)
+    config = bench_config(*case, cuda_graph=device.type == "cuda", fused_kernels=kernels)
     launch = launches_of(config, pack_datasets([(data, scaling)], device), device)[0]
     launch.precision = precision
     return launch

@@ -1,15 +1,14 @@
 """What `c4rl bench speed` counts, shows and writes."""
 
 import json
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from c4rl.core.errors import InputError
-from c4rl.jobs.registry import ALGORITHMS, algorithm_class
-from c4rl.results.speed import speed, update_flops
-from tests.helpers import small_config, small_dataset
+from c4rl.results.speed import SpeedOptions, measure_speeds
+
+INSTANT = {"seconds": 0.01, "device": "cpu"}
 
 
 def test_each_measurement_is_a_row_on_the_screen_and_in_the_file(
@@ -17,7 +16,8 @@ def test_each_measurement_is_a_row_on_the_screen_and_in_the_file(
 ) -> None:
     file = tmp_path / "speed.json"
     small = {"rows": 300, "hidden_layers": 2, "hidden_width": 16}
-    assert speed(("bc", "td3_bc"), ("none", "c4-proxy"), (1, 2), seconds=0.01, device="cpu", json=file, **small) == 0
+    options = {"algorithms": ("bc", "td3_bc"), "plugins": ("none", "c4-proxy"), "runs": (1, 2)} | small | INSTANT
+    assert measure_speeds(SpeedOptions(**options, json=file)) == 0
     found = json.loads(file.read_text())
     assert found["shape"] == {"observation_dim": 17, "action_dim": 6} | small
     keys = [(r["algorithm"], r["plugins"], r["runs"]) for r in found["results"]]
@@ -39,7 +39,7 @@ def test_a_file_that_exists_is_not_overwritten(tmp_path: Path) -> None:
     file = tmp_path / "speed.json"
     file.write_text("mine")
     with pytest.raises(InputError, match="exists already"):
-        speed(("bc",), ("none",), (1,), seconds=0.01, device="cpu", json=file)
+        SpeedOptions(json=file)
     assert file.read_text() == "mine"
 
 
@@ -58,20 +58,5 @@ def test_what_is_measured_is_kept_when_the_next_measurement_dies(
     monkeypatch.setattr(bench, "_measure_one", dying)
     file = tmp_path / "speed.json"
     with pytest.raises(KeyboardInterrupt):
-        speed(("bc",), ("none",), (1, 2), rows=300, seconds=0.01, device="cpu", json=file)
+        measure_speeds(SpeedOptions(algorithms=("bc",), runs=(1, 2), rows=300, json=file, **INSTANT))
     assert [r["runs"] for r in json.loads(file.read_text())["results"]] == [1]
-
-
-def test_products_are_counted_as_by_hand() -> None:
-    """BC: forwards, weight gradients, and gradients of every layer's input but the first's."""
-    config, data = small_config("bc"), small_dataset()
-    sizes = [data.observation_dim, 16, 16, data.action_dim]
-    by_hand = sum(2 * 32 * i * o * (2 if layer == 0 else 3) for layer, (i, o) in enumerate(pairwise(sizes)))
-    assert update_flops(config, data) == by_hand
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_products_of_every_stage_are_counted(algorithm: str) -> None:
-    config, data = small_config(algorithm), small_dataset()
-    for stage in range(len(algorithm_class(algorithm).plan(config.options, config.updates))):
-        assert update_flops(config, data, stage) > 0

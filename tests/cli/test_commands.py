@@ -100,8 +100,20 @@ class TestTraining:
     def test_the_summary_has_the_promised_fields(self, job: Path, maze: Path) -> None:
         result = summary(job)
         assert result.keys() == {
-            *("task", "algorithm", "plugins", "seeds", "updates", "dataset", "last", "best", "timing", "versions"),
-            *("score", "best_rule", "stopped", "runs", "device", "environment"),
+            *("task", "algorithm", "plugins", "seeds", "updates", "dataset", "timing", "versions"),
+            *(
+                "last",
+                "late",
+                "best",
+                "curve",
+                "score",
+                "late_rule",
+                "best_rule",
+                "stopped",
+                "runs",
+                "device",
+                "environment",
+            ),
         }
         assert result["environment"] == f"{PHYSICS}, mujoco {result['versions']['mujoco']}"
         assert (result["task"], result["algorithm"], result["plugins"]) == (TASK, "td3_bc", [])
@@ -134,6 +146,9 @@ class TestTraining:
             scores = {line["update"]: line["score"] for line in lines if line["seed"] == seed and "score" in line}
             assert list(scores) == [20, 40, 60]
             assert summary(job)["last"]["scores"][place] == scores[60]
+            assert summary(job)["late"]["scores"][place] == pytest.approx((scores[40] + scores[60]) / 2)
+            assert summary(job)["curve"]["updates"] == [20, 40, 60]
+            assert summary(job)["curve"]["scores"][place] == list(scores.values())
             assert summary(job)["best"]["scores"][place] == max(scores.values())
             assert scores[summary(job)["best"]["updates"][place]] == max(scores.values())
 

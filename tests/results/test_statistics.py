@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from c4rl.core.curves import late_mean
 from c4rl.results.statistics import (
     bootstrap_interval,
     interquartile_mean,
-    late_mean,
     mean,
     mean_interval,
     performance_profile,

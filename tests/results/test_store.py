@@ -1,91 +1,94 @@
-"""The results store and its tables: what is kept of a run, what is refused, and gaps that are filled once."""
+"""The results store: what is kept of a run, what is refused, and gaps that are filled once."""
 
-import hashlib
 import json
-from dataclasses import replace
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 
 from c4rl.core.errors import InputError
-from c4rl.data.recording import record
 from c4rl.environments.tasks import get_task
-from c4rl.results import tables
 from c4rl.results.bench_tables import check_data, minutes_of, missing_jobs, run_jobs
-from c4rl.results.store import Store, entries_of, identity
-from c4rl.results.tables import Method, ResultTable, csv, fill, latex, markdown, score_rows
-
-TASKS = ("maze2d-open-dense-v0", "maze2d-umaze-dense-v1")
-SMALL = {"hidden_layers": 1, "hidden_width": 8, "batch_size": 16}
+from c4rl.results.store import Store, determinants, entries_of, identity
+from c4rl.results.tables import fill
+from tests.results.conftest import C4, METHODS, TASKS, Trained, fill_gaps, small_table
 
 
-@pytest.fixture
-def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of two small recorded sets, known to the tables by their sha256."""
-    known = {}
-    for task in TASKS:
-        path = tmp_path / "data" / f"{task}.npz"
-        record(task, 300, 0, path)
-        known[task] = {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "rows": 300}
-    monkeypatch.setattr(tables, "datasets", lambda: known)
-    monkeypatch.setattr("c4rl.results.bench_tables.datasets", lambda: known)
-    return tmp_path / "data"
-
-
-def small_table(**values: Any) -> ResultTable:
-    methods = (
-        Method("BC", "bc", options=SMALL),
-        Method("TD3+BC", "td3_bc", options=SMALL),
-        Method("TD3+BC, alpha 1", "td3_bc", options=SMALL | {"alpha": 1.0}),
-    )
-    settings = {"tasks": TASKS, "seeds": (0, 1), "updates": 20, "evaluations": 2, "episodes": 2} | values
-    return ResultTable("small", "A small table", methods, **settings)
-
-
-def fill_gaps(table: ResultTable, store: Store, data: Path, output: Path) -> int:
-    jobs = missing_jobs(table, store, data, output, device="cpu", threads=1)
-    check_data(jobs)
-    return run_jobs(jobs, store, minutes=10)
-
-
-def test_gaps_are_filled_once_and_tables_come_from_the_store_alone(data: Path, tmp_path: Path) -> None:
-    table, store = small_table(), Store(tmp_path / "store")
-    assert sum(job.runs for job in missing_jobs(table, store, data, tmp_path / "jobs")) == 12
-    assert fill_gaps(table, store, data, tmp_path / "jobs") == 0
-    assert len(list(store)) == 12 and not missing_jobs(table, store, data, tmp_path / "jobs")
-    filled = fill(table, store)
-    for (label, task), cell in filled.items():
+def test_gaps_are_filled_once(trained: Trained, tmp_path: Path) -> None:
+    table, store = small_table(), trained.store
+    assert len(list(store)) == 16 and not missing_jobs(table, store, trained.data, trained.jobs)
+    for (label, task), cell in fill(table, store).items():
         assert [entry.seed for entry in cell.entries] == [0, 1]
         for entry in cell.entries:
             assert entry.updates == [10, 20]
             final = np.mean(get_task(task).normalise(np.array(entry.data["curve"][-1][1])))
             assert entry.scores[-1] == pytest.approx(final), label
-    rows = score_rows(table, filled, "last")
-    assert [row[0] for row in rows] == ["", "BC", "TD3+BC", "TD3+BC, alpha 1"]
-    assert [row[-1] for row in rows[1:]] == ["4/4"] * 3
-    assert f"{filled['BC', TASKS[0]].last.mean():.1f} ±" in markdown(rows)
-    assert r"$\pm$" in latex(rows) and len(csv(table, filled).splitlines()) == 1 + 12
-
-    more = small_table(seeds=(0, 1, 2))
-    assert sum(job.runs for job in missing_jobs(more, store, data, tmp_path / "jobs")) == 6, "the third seed alone"
-    assert all(minutes_of(job, store) for job in missing_jobs(more, store, data, tmp_path / "jobs"))
-    assert [row[-1] for row in score_rows(more, fill(more, store))[1:]] == ["4/6"] * 3
-    assert [row[-3] for row in score_rows(more, fill(more, store))[1:]] == ["–"] * 3, "no overall mean of some cells"
+    more = missing_jobs(small_table(seeds=3), store, trained.data, tmp_path)
+    assert sum(job.runs for job in more) == 8 and all(job.config.seeds == (2,) for job in more), "the third seed alone"
 
 
-def test_the_same_run_is_stored_once(data: Path, tmp_path: Path) -> None:
-    table, store = small_table(tasks=TASKS[:1], seeds=(0,)), Store(tmp_path / "store")
-    assert fill_gaps(table, store, data, tmp_path / "jobs") == 0
-    folder = next((tmp_path / "jobs").iterdir())
-    before = sorted((tmp_path / "store").rglob("*.json"))
-    assert store.add(entries_of(folder)) == []
-    assert sorted((tmp_path / "store").rglob("*.json")) == before
+def test_methods_of_a_series_train_in_one_job(trained: Trained, tmp_path: Path) -> None:
+    jobs = missing_jobs(small_table(), Store(tmp_path / "none"), trained.data, tmp_path)
+    assert [job.config.sweep for job in jobs] == [(), ("alpha=1.0,2.5",), ()]
+    assert [job.runs for job in jobs] == [4, 8, 4]
+    assert len({job.config.output for job in jobs}) == 3
+    other = missing_jobs(small_table(updates=30), Store(tmp_path / "none"), trained.data, tmp_path)
+    assert not {job.config.output for job in jobs} & {job.config.output for job in other}, "another job, another folder"
+
+
+def test_how_long_a_job_takes_is_judged_by_the_most_similar_runs(trained: Trained, tmp_path: Path) -> None:
+    entries = list(trained.store)
+    words = {}
+    for method in (C4, METHODS[0]):
+        (job,) = missing_jobs(small_table(methods=(method,), seeds=3), trained.store, trained.data, tmp_path)
+        for kept in (entries, [e for e in entries if e.data["run"]["plugins"] == []], []):
+            found = minutes_of(job, kept)
+            words[method.label, len(kept)] = found and found[1]
+            assert found is None or found[0] > 0
+    assert words == {
+        ("TD3+BC + C4", 16): "", ("TD3+BC + C4", 12): "guessed from td3_bc", ("TD3+BC + C4", 0): None,
+        ("BC", 16): "", ("BC", 12): "", ("BC", 0): None,
+    }  # fmt: skip
+
+
+def test_an_entry_keeps_what_its_run_logged_of_the_method(trained: Trained) -> None:
+    filled = fill(small_table(), trained.store)
+    for label, names in (("BC", set()), ("TD3+BC, α 1.0", {"trace"}), ("TD3+BC + C4", {"trace", "K"})):
+        entry = filled[label, TASKS[0]].entries[0]
+        updates, values = entry.curve("cross_covariance_trace_exact")
+        assert (len(values) > 0) == ("trace" in names)
+        clusters = entry.curve("c4_effective_K")[1]
+        assert (len(clusters) > 0) == ("K" in names)
+    assert list(updates) == [10, 20]
+    assert all(1 <= count <= 5 for count in clusters)
+
+
+def test_the_same_run_is_stored_once(trained: Trained, copied: Store) -> None:
+    before = sorted(copied.folder.rglob("*.json"))
+    for folder in trained.jobs.iterdir():
+        assert copied.add(entries_of(folder)) == []
+    assert sorted(copied.folder.rglob("*.json")) == before
     twin = before[0].with_name(f"again-{before[0].name}")
     twin.write_text(before[0].read_text())
     with pytest.raises(InputError, match=rf"the same run as .*{before[0].name.split('-')[0]}"):
-        store.by_identity()
+        copied.by_identity()
+
+
+def test_a_kill_while_entries_are_written_loses_none_and_doubles_none(trained: Trained, copied: Store) -> None:
+    paths = sorted(copied.folder.rglob("*.json"))
+    for path in paths[::2]:  # half of the entries of every job were written when it died
+        path.unlink()
+    (copied.folder / "bc" / ".half.json.partial").write_text('{"schema"')
+    jobs = missing_jobs(small_table(), copied, trained.data, trained.jobs)
+    assert sum(job.runs for job in jobs) == 8
+    for folder in trained.jobs.iterdir():
+        copied.add(entries_of(folder))
+    assert sorted(copied.folder.rglob("*.json")) == paths and len(copied.by_identity()) == 16
 
 
 @pytest.mark.parametrize(
@@ -94,28 +97,29 @@ def test_the_same_run_is_stored_once(data: Path, tmp_path: Path) -> None:
         (lambda entry: entry["run"]["options"].update(hidden_width=9), "its settings are those of"),
         (lambda entry: entry["run"].update(sha256="0" * 64), "its settings are those of"),
         (lambda entry: entry["run"].update(seed=5), "its settings are those of"),
+        (lambda entry: entry["run"].update(physics="d4rl-0"), "its settings are those of"),
         (lambda entry: entry.update(results=0), "field 'results' is 0, expected 1"),
         (lambda entry: entry.update(schema=2), "field 'schema' is 2, expected 1"),
         (lambda entry: entry.pop("versions"), "found other fields than an entry's"),
         (lambda entry: entry.update(run={}), "lacks what determines a run"),
     ],
 )
-def test_a_changed_entry_is_refused_by_name(change: Any, sentence: str, data: Path, tmp_path: Path) -> None:
-    table, store = small_table(tasks=TASKS[:1], seeds=(0,)), Store(tmp_path / "store")
-    fill_gaps(replace(table, methods=table.methods[:1]), store, data, tmp_path / "jobs")
-    (path,) = (tmp_path / "store").rglob("*.json")
+def test_a_changed_entry_is_refused_by_name(change: Any, sentence: str, copied: Store) -> None:
+    path = next(copied.folder.rglob("*.json"))
     entry = json.loads(path.read_text())
     change(entry)
     path.write_text(json.dumps(entry))
     with pytest.raises(InputError, match=sentence) as raised:
-        store.by_identity()
+        copied.by_identity()
     assert path.name in str(raised.value)
 
 
-def test_other_data_are_refused(data: Path, tmp_path: Path) -> None:
-    path = data / f"{TASKS[0]}.npz"
+def test_other_data_are_refused(trained: Trained, tmp_path: Path) -> None:
+    for task in TASKS:
+        (tmp_path / f"{task}.npz").write_bytes((trained.data / f"{task}.npz").read_bytes())
+    path = tmp_path / f"{TASKS[0]}.npz"
     path.write_bytes(path.read_bytes() + b" ")
-    jobs = missing_jobs(small_table(), Store(tmp_path / "store"), data, tmp_path / "jobs")
+    jobs = missing_jobs(small_table(), Store(tmp_path / "store"), tmp_path, tmp_path / "jobs")
     with pytest.raises(InputError, match=f"{path.name}: its sha256 is"):
         check_data(jobs)
     path.unlink()
@@ -123,11 +127,8 @@ def test_other_data_are_refused(data: Path, tmp_path: Path) -> None:
         check_data(jobs)
 
 
-def test_an_option_that_came_later_does_not_orphan_a_run(data: Path) -> None:
-    table = small_table()
-    config = table.config(table.methods[1], TASKS[0], 0, data)
-    from c4rl.results.store import determinants
-
+def test_an_option_that_came_later_does_not_orphan_a_run(trained: Trained) -> None:
+    config = small_table().config(METHODS[1], TASKS[0], trained.data)
     now = determinants(config, "0" * 64, "d4rl-1, mujoco 3.3.7")
     before = now | {"options": {n: v for n, v in now["options"].items() if n != "actor_first"}}
     assert identity(before) == identity(now)
@@ -136,11 +137,60 @@ def test_an_option_that_came_later_does_not_orphan_a_run(data: Path) -> None:
     assert identity(now) != identity(determinants(config, "0" * 64, "d4rl-2, mujoco 4.0.0"))
 
 
-def test_time_that_is_up_leaves_a_job_to_go_on_with(data: Path, tmp_path: Path) -> None:
-    table = small_table(tasks=TASKS[:1], seeds=(0,), updates=4000, episodes=1)
-    table, store = replace(table, methods=table.methods[1:2]), Store(tmp_path / "store")
-    jobs = missing_jobs(table, store, data, tmp_path / "jobs", device="cpu", threads=1)
-    assert run_jobs(jobs, store, minutes=0.01) == 3
-    assert not list(store) and (jobs[0].config.output / "checkpoint.safetensors").exists()
+def test_a_job_that_fails_does_not_stop_the_others(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    jobs = missing_jobs(small_table(), Store(tmp_path / "store"), trained.data, tmp_path)
+    asked = []
+
+    def fail(config: Any) -> None:
+        asked.append(config.algorithm)
+        raise InputError("--size: found 9")
+
+    monkeypatch.setattr("c4rl.results.bench_tables.train", fail)
+    assert run_jobs(jobs, Store(tmp_path / "store"), minutes=1) == 1
+    assert asked == ["bc", "td3_bc", "td3_bc"]
+    found = capsys.readouterr()
+    assert found.out.count("failed, going on with the next: --size: found 9\n") == 3 and found.err == ""
+
+
+LONG = {"tasks": TASKS[:1], "methods": METHODS[1:2], "seeds": 1, "updates": 500, "episodes": 1}
+CHILD = """
+import sys
+from pathlib import Path
+from c4rl.results import bench_tables, tables
+from tests.results.conftest import fill_gaps, small_table
+from tests.results.test_store import LONG
+data, output, store, sha256 = sys.argv[1:]
+known = {LONG["tasks"][0]: {"sha256": sha256}}
+tables.datasets = bench_tables.datasets = lambda: known
+fill_gaps(small_table(**LONG | {"updates": 10**6}), bench_tables.Store(Path(store)), Path(data), Path(output))
+"""
+
+
+def test_time_that_is_up_and_a_kill_leave_a_job_to_go_on_with(trained: Trained, tmp_path: Path) -> None:
+    table, store, output = small_table(**LONG), Store(tmp_path / "store"), tmp_path / "jobs"
+    jobs = missing_jobs(table, store, trained.data, output, device="cpu", threads=1)
+    folder = jobs[0].config.output
+    folder.mkdir(parents=True)
+    (folder / ".lock").touch()  # killed before it began
+    assert run_jobs(jobs, store, minutes=0.002) == 3
+    assert not list(store) and (folder / "checkpoint.safetensors").exists()
     assert run_jobs(jobs, store, minutes=10) == 0
     assert len(list(store)) == 1
+    assert fill_gaps(table, store, trained.data, output) == 0 and len(list(store)) == 1
+
+
+def test_a_killed_bench_loses_a_checkpoint_interval_at_most(trained: Trained, tmp_path: Path) -> None:
+    sha256 = json.loads(next(trained.store.folder.glob(f"*/{TASKS[0]}*")).read_text())["run"]["sha256"]
+    command = [sys.executable, "-c", CHILD, str(trained.data), str(tmp_path / "jobs"), str(tmp_path / "store"), sha256]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        while not (logs := list(tmp_path.glob("jobs/*/metrics.jsonl"))) or '"update": 1500' not in logs[0].read_text():
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.kill()
+    with safe_open(logs[0].with_name("checkpoint.safetensors"), "np") as file:
+        saved = json.loads(file.metadata()["progress"])["update"]
+    reached = max(json.loads(line)["update"] for line in logs[0].read_text().splitlines()[:-1])
+    assert saved > 0 and reached - saved <= 1000, "more than --checkpoint-every"
+    assert not list(Store(tmp_path / "store"))

@@ -1,4 +1,4 @@
-"""`c4rl bench`: measure speed."""
+"""`c4rl bench`: measure speed, and train what the tables lack."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,60 +7,30 @@ from typing import Literal
 import tyro
 
 from c4rl.cli.parsing import Arguments, parse_as
-from c4rl.cli.table import STORE
+from c4rl.cli.table import SPEEDS, STORE, printed
 from c4rl.core.declarations import Options, option
+from c4rl.core.errors import InputError
 
 
 def speed(arguments: Arguments) -> int:
     """Measure updates per second of each algorithm on made-up data, evaluation and logging left out."""
-    from c4rl.results.speed import Mode, Variant
-    from c4rl.results.speed import speed as measure_speed
+    from c4rl.results.speed import SpeedOptions, measure_speeds
 
-    @dataclass(frozen=True)
-    class Flags(Options):
-        algorithms: tuple[str, ...] = ("bc", "td3_bc", "cql")
-        """Algorithms to measure, each stage separately."""
-        plugins: tuple[Variant, ...] = ("none", "c4-proxy", "c4-exact")
-        """Measure with each of these, where the algorithm has a critic."""
-        runs: tuple[int, ...] | None = option(None, at_least=1, at_most=10_000)
-        """Stack sizes; default 1 and 5, on a GPU also 25."""
-        modes: tuple[Mode, ...] | None = None
-        """On a GPU, updates as one CUDA graph or eager, with fused kernels or PyTorch's own (plain). Default: graph,
-        and for TD3+BC and CQL with 1 and 25 runs the others too."""
-        rows: int = option(10_000, at_least=2, at_most=10**9)
-        """Rows of data."""
-        observation_dim: int = option(17, at_least=1, at_most=100_000)
-        """Width of an observation."""
-        action_dim: int = option(6, at_least=1, at_most=100_000)
-        """Width of an action."""
-        hidden_layers: int | None = option(None, at_least=1, at_most=100)
-        """Hidden layers of networks, instead of each algorithm's own number."""
-        hidden_width: int | None = option(None, at_least=1, at_most=100_000)
-        """Units per hidden layer, likewise."""
-        precision: Literal["fp32", "bf16x3"] = "fp32"
-        """Precision of matrix products on a GPU."""
-        seconds: float = option(5.0, above=0, at_most=1e6)
-        """How long each measurement lasts."""
-        device: str = "auto"
-        """auto, cpu, cuda or cuda:N."""
-        threads: int | None = option(None, at_least=1, at_most=4096)
-        """CPU threads; default all cores."""
-        json: Path | None = None
-        """Also write the result to this new file."""
-
-    return measure_speed(**vars(parse_as(Flags, "bench speed", arguments, speed.__doc__)))
+    return measure_speeds(parse_as(SpeedOptions, "bench speed", arguments, speed.__doc__))
 
 
 @dataclass(frozen=True)
 class TableFlags(Options):
     name: tyro.conf.Positional[str]
     """Which table; a wrong name lists them."""
-    data: Path
-    """Folder of the datasets, TASK.npz."""
+    data: Path | None = None
+    """Folder of the datasets, TASK.npz. Only tables of speed, and --dry, need none."""
     output: Path = Path("runs/bench")
     """Folder of the job folders: what a stopped job goes on from."""
     store: Path = STORE
     """Folder of the results store."""
+    speeds: Path = SPEEDS
+    """Folder of measured speeds."""
     dry: bool = False
     """Only list what is missing, in launches and estimated minutes."""
     minutes: float = option(1e6, above=0, at_most=1e6)
@@ -78,14 +48,54 @@ def table(arguments: Arguments) -> int:
     flags = parse_as(TableFlags, "bench table", arguments, table.__doc__)
 
     from c4rl.results.bench_tables import check_data, list_jobs, missing_jobs, run_jobs
+    from c4rl.results.catalogue import get_table
+    from c4rl.results.speed_tables import SPEED_TABLES, list_measurements, machine_folder, measure_missing, missing
     from c4rl.results.store import Store
-    from c4rl.results.tables import get_table
 
-    store, chosen = Store(flags.store), get_table(flags.name, flags.methods)
+    if flags.name in SPEED_TABLES:
+        speed_table = SPEED_TABLES[flags.name]
+        folder = machine_folder(flags.speeds, flags.device, flags.precision)
+        wanted = missing(speed_table, folder)
+        if flags.dry:
+            print(list_measurements(wanted))
+            return 0
+        return measure_missing(wanted, folder, flags.minutes, device=flags.device, precision=flags.precision)
+    store, chosen = Store(flags.store), get_table(flags.name).only(flags.methods)
+    if flags.data is None and not flags.dry:
+        raise InputError("--data: not given, expected the folder of the datasets, TASK.npz")
     how = {"device": flags.device, "precision": flags.precision}
-    jobs = missing_jobs(chosen, store, flags.data, flags.output / chosen.name, **how)
+    jobs = missing_jobs(chosen, store, flags.data or Path("."), flags.output / chosen.name, **how)
     if flags.dry:
         print(list_jobs(jobs, store))
         return 0
     check_data(jobs)
     return run_jobs(jobs, store, flags.minutes)
+
+
+@dataclass(frozen=True)
+class PagesFlags(Options):
+    files: tyro.conf.Positional[tuple[Path, ...]]
+    """Markdown pages with blocks <!-- c4rl table NAME --> ... <!-- end -->."""
+    dry: bool = False
+    """Write nothing; exit with code 1 if a page is out of date."""
+
+
+def pages(arguments: Arguments) -> int:
+    """Fill the tables in Markdown pages anew from the results store."""
+    flags = parse_as(PagesFlags, "bench pages", arguments, pages.__doc__)
+
+    from c4rl.results.pages import fill_page
+
+    if not flags.files:
+        raise InputError("FILES: not given, expected Markdown pages")
+    stale = [path for path in flags.files if fill_page(path, page_command, write=not flags.dry)]
+    for path in stale:
+        print(f"{path}: {'out of date' if flags.dry else 'filled anew'}")
+    return 1 if stale and flags.dry else 0
+
+
+def page_command(words: list[str]) -> str:
+    """What the command in a page's comment prints."""
+    if words[:1] != ["table"]:
+        raise InputError(f"found the command 'c4rl {' '.join(words)}' in a page, expected c4rl table NAME")
+    return printed(words[1:])

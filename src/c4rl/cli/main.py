@@ -7,7 +7,7 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.table import Table
 
-from c4rl.cli import bench, data, demo, evaluate, export, table, tasks, train
+from c4rl.cli import bench, data, demo, evaluate, export, figure, table, tasks, train
 from c4rl.cli.parsing import Arguments
 from c4rl.core.errors import InputError
 from c4rl.core.extras import how_to_install
@@ -22,7 +22,9 @@ COMMANDS: dict[str, Callable[[Arguments], int]] = {
     "evaluate": evaluate.evaluate,
     "export": export.export,
     "table": table.table,
+    "figure": figure.figure,
     "bench table": bench.table,
+    "bench pages": bench.pages,
     "bench speed": bench.speed,
 }
 

@@ -10,33 +10,37 @@ from c4rl.cli.parsing import Arguments, parse_as
 from c4rl.core.declarations import Options
 
 STORE = Path("results/store")
+SPEEDS = Path("results/speed")
 
 
 @dataclass(frozen=True)
 class Flags(Options):
     name: tyro.conf.Positional[str]
-    """Which table; a wrong name lists them."""
+    """Which table, or `index` for a line on each; a wrong name lists them."""
     format: Literal["markdown", "latex", "csv"] = "markdown"
-    """Text of the scores, or a line per run."""
-    score: Literal["late", "last", "best"] = "late"
+    """Text of the scores, or (csv) a line per run."""
+    score: Literal["late", "last", "best", "curve"] = "late"
     """Of each run: the mean over the second half of its evaluations, the last one, or the best, chosen in the
-    simulator."""
+    simulator. curve: means over sets at every evaluation."""
+    methods: tuple[str, ...] | None = None
+    """Only these rows of the table."""
+    far: bool = False
+    """Instead, list the cells far from the paper's, and what is known of the reasons."""
     store: Path = STORE
     """Folder of the results store."""
+    speeds: Path = SPEEDS
+    """Folder of measured speeds."""
 
 
 def table(arguments: Arguments) -> int:
     """Print a table of the results store, with the paper's numbers and what is missing; nothing is trained."""
+    print(printed(arguments))
+    return 0
+
+
+def printed(arguments: Arguments) -> str:
     flags = parse_as(Flags, "table", arguments, table.__doc__)
 
-    from c4rl.results.store import Store
-    from c4rl.results.tables import csv, fill, get_table, latex, markdown, score_rows
+    from c4rl.results.pages import table_text
 
-    chosen = get_table(flags.name)
-    filled = fill(chosen, Store(flags.store))
-    if flags.format == "csv":
-        print(csv(chosen, filled))
-        return 0
-    rows = score_rows(chosen, filled, flags.score)
-    print(latex(rows) if flags.format == "latex" else f"{chosen.caption(flags.score)}\n\n{markdown(rows)}")
-    return 0
+    return table_text(flags.name, flags.format, flags.score, flags.methods, flags.store, flags.speeds, flags.far)

@@ -134,9 +134,12 @@ def _run(job: Callable[[Any], dict[str, Any]]) -> int:
     return 1 if len(summary["stopped"]) == len(summary["runs"]) else 0
 
 
+CHECKPOINTS = {"last": "last", "late": "late mean", "best": "best in simulator"}
+
+
 def print_summary(summary: dict[str, Any], console: Console | None = None) -> None:
     console = console or Console()
-    groups = summary.get("groups", [{"name": "", "last": summary.get("last"), "best": summary.get("best")}])
+    groups = summary.get("groups", [{"name": "", **summary}])
     if groups[0]["best"] is None:
         for group in groups:
             prefix = f"{group['name']}: " if group["name"] else ""
@@ -156,9 +159,20 @@ def print_summary(summary: dict[str, Any], console: Console | None = None) -> No
     for heading in (*named, "checkpoint", "mean", "std over seeds", *(f"seed {seed}" for seed in summary["seeds"])):
         table.add_column(heading, justify="left" if heading in ("runs", "checkpoint") else "right")
     for group in groups:
-        for which in ("last", "best"):
+        for which, checkpoint in CHECKPOINTS.items():
             result = group[which]
             name = [group["name"] if which == "last" else ""] if named else []
             cells = [f"{score:.1f}" for score in result["scores"]]
-            table.add_row(*name, which, f"{result['mean']:.1f}", f"{result['std']:.1f}", *cells)
+            table.add_row(*name, checkpoint, f"{result['mean']:.1f}", f"{result['std']:.1f}", *cells)
     console.print(table)
+    for group in groups:
+        console.print(_curve_words(group), highlight=False, markup=False, soft_wrap=True)
+
+
+def _curve_words(group: dict[str, Any]) -> str:
+    """The mean of the seeds at some ten evaluations, the last one among them."""
+    updates, curves = group["curve"]["updates"], group["curve"]["scores"]
+    means = [sum(scores) / len(scores) for scores in zip(*curves, strict=True)]
+    shown = list(zip(updates, means, strict=True))[::-1][:: -(-len(updates) // 10)][::-1]
+    words = ", ".join(f"{mean:.1f} at {update:,}" for update, mean in shown)
+    return f"{group['name'] + ': ' if group['name'] else ''}mean of the seeds, by updates: {words}"

@@ -27,6 +27,7 @@ class Declaration(NamedTuple):
     infinite: bool = False  # infinity is allowed
     choices: Collection[str] = ()  # the words it may be, where its type does not say
     chooses_rows: bool = False  # it decides which rows a run is trained on
+    incidental: bool = False  # it decides where, how fast and how well watched a run is made, not what comes out of it
 
     def holds(self, value: float) -> bool:
         return (
@@ -58,9 +59,10 @@ def option(
     infinite: bool = False,
     choices: Collection[str] = (),
     chooses_rows: bool = False,
+    incidental: bool = False,
 ) -> Any:
     """A field of `Options`. Bounds are those of every number in it; words (choices, "auto") and None are left alone."""
-    declaration = Declaration(above, at_least, below, at_most, infinite, choices, chooses_rows)
+    declaration = Declaration(above, at_least, below, at_most, infinite, choices, chooses_rows, incidental)
     return dataclasses.field(default=default, metadata={_METADATA: declaration})
 
 

@@ -33,22 +33,22 @@ class TrainConfig(Options):
 
     algorithm: str = option(choices=ALGORITHMS)
     """The algorithm to train."""
-    dataset: tuple[Path, ...] = option()
+    dataset: tuple[Path, ...] = option(incidental=True)
     """npz, D4RL hdf5, or a local Minari dataset (its folder, or minari:ID); several of one shape train together."""
     task: tuple[str, ...] = option()
     """A name from `c4rl tasks`, gym:ID for any Gymnasium environment, or none for no simulator; one for all datasets,
     or one each."""
-    output: Path = option()
+    output: Path = option(incidental=True)
     """Folder of this job; must not exist."""
-    preset: str = option(NO_PRESET, choices=(NO_PRESET, PUBLISHED, *PRESETS))
+    preset: str = option(NO_PRESET, choices=(NO_PRESET, PUBLISHED, *PRESETS), incidental=True)
     """The defaults of the other flags; flags given with it win. published: the algorithm's own publication."""
     plugins: tuple[str, ...] = option(("none",), choices=ChainMap[str, Any]({"none": None}, PLUGINS))
     """Plug-ins for the algorithm."""
     seeds: tuple[int, ...] = option((0,), at_least=0, at_most=MOST_SEED)
     """One run per seed; they train together."""
-    sweep: tuple[str, ...] = ()
+    sweep: tuple[str, ...] = option((), incidental=True)
     """Options with several values each, as lambda=0.05,0.1,0.3 K=1,5: every combination is trained with every seed."""
-    by_dataset: tuple[str, ...] = ()
+    by_dataset: tuple[str, ...] = option((), incidental=True)
     """Options with one value for each of several datasets, in their order, as lambda=0.1,0.3,0.5."""
     updates: int = option(100_000, at_least=1, at_most=MOST)
     """Gradient updates of each run's critic (of its policy, where there is none); other stages have options of their
@@ -76,37 +76,37 @@ class TrainConfig(Options):
     """Upper action bounds."""
     clip_actions: bool = False
     """Clip logged actions to the bounds instead of refusing them."""
-    eval_every: int = option(5000, at_least=1, at_most=MOST)
+    eval_every: int = option(5000, at_least=1, at_most=MOST, incidental=True)
     """Updates between evaluations, counted through all stages."""
     eval_episodes: int = option(10, at_least=1, at_most=10**6)
     """Episodes per run and evaluation."""
     eval_seed: int = option(10_000, at_least=0, at_most=MOST_SEED)
     """Episode e is reset with seed eval_seed + e, the same for every run and evaluation."""
-    eval_in_background: Literal["auto", "yes", "no"] = "auto"
+    eval_in_background: Literal["auto", "yes", "no"] = option("auto", incidental=True)
     """Whether training continues while policies are evaluated; auto: on a GPU, since a CPU's cores would be shared."""
-    ensemble: int = option(0, at_least=0, at_most=10**6)
+    ensemble: int = option(0, at_least=0, at_most=10**6, incidental=True)
     """Also score ensembles of so many seeds each, which play the mean of their actions; 0: none. Needs a simulator."""
-    hold_out: float = option(0.1, at_least=0, below=1)
+    hold_out: float = option(0.1, at_least=0, below=1, incidental=True)
     """With --task none: share of the trajectories (of one long log: its end) kept for the held-out report; 0: none."""
-    log_every: int = option(500, at_least=1, at_most=MOST)
+    log_every: int = option(500, at_least=1, at_most=MOST, incidental=True)
     """Updates between lines of metrics.jsonl, counted through all stages."""
-    checkpoint_every: int = option(1000, at_least=1, at_most=MOST)
+    checkpoint_every: int = option(1000, at_least=1, at_most=MOST, incidental=True)
     """Updates between checkpoints: what a killed job may lose."""
-    checkpoint_seconds: float | None = option(None, at_least=0, at_most=1e6)
+    checkpoint_seconds: float | None = option(None, at_least=0, at_most=1e6, incidental=True)
     """Seconds that must have passed since the last checkpoint: what a fast job may lose when killed. Default: 10 on a
     GPU, 0 on a CPU."""
-    device: str = "auto"
+    device: str = option("auto", incidental=True)
     """auto, cpu, cuda, cuda:1, ..."""
-    threads: int | None = option(None, at_least=1, at_most=4096)
+    threads: int | None = option(None, at_least=1, at_most=4096, incidental=True)
     """CPU threads, and processes that evaluate; default: all cores."""
-    cuda_graph: bool = True
+    cuda_graph: bool = option(True, incidental=True)
     """On a GPU: replay each update as one CUDA graph instead of launching its kernels one by one."""
-    fused_kernels: bool = True
+    fused_kernels: bool = option(True, incidental=True)
     """On a GPU: use this package's Triton kernels where they apply, PyTorch's own otherwise."""
-    precision: str = option("fp32", choices=OFFERED)
+    precision: str = option("fp32", choices=OFFERED, incidental=True)
     """Matrix products on a GPU; bf16x3 is faster if they are large. No other mode has been shown to be harmless
     (benchmarks/speed.md)."""
-    monitor: bool = False
+    monitor: bool = option(False, incidental=True)
     """Log the cross-covariance diagnostics, whatever the plug-ins."""
     options: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     """The algorithm's own options."""

@@ -1,23 +1,27 @@
 """`c4rl bench table`: train what a table lacks, in stacks, and add it to the store; stoppable at any point."""
 
 import hashlib
+import re
 import signal
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from c4rl.algorithms.algorithm import Stage
+from c4rl.core.declarations import plain_name
 from c4rl.core.errors import InputError
 from c4rl.environments.tasks import get_task
 from c4rl.jobs.config import TrainConfig, to_json
 from c4rl.jobs.registry import algorithm_class
+from c4rl.jobs.runs import runs_of
 from c4rl.jobs.sweeps import differences
-from c4rl.results.store import Store, entries_of
-from c4rl.results.tables import ResultTable, datasets, identity_of
+from c4rl.results.store import Entry, Store, entries_of
+from c4rl.results.table_text import short
+from c4rl.results.tables import Method, ResultTable, datasets, identities
 from c4rl.training.loop import Interrupted, resume, train
 
 RETRY_SECONDS = 0.002
@@ -40,14 +44,15 @@ def missing_jobs(table: ResultTable, store: Store, data: Path, output: Path, **h
     """The jobs that fill the table's gaps: runs of one shape and length together. how: device, precision, ..."""
     known = set(store.by_identity())
     groups: dict[tuple[Any, ...], dict[tuple[str, TrainConfig], list[int]]] = {}
-    for method, task, seed, config in table.wanted(data):
-        if identity_of(config) in known:
+    for method, task, config in table.wanted(data):
+        every = table.seeds_of(method)
+        lacking = [seed for seed, name in zip(every, identities(config, every), strict=True) if name not in known]
+        if not lacking:
             continue
-        shape, plain = get_task(task), replace(config, seeds=(0,))
-        own = ("dataset", "task", "options", "plugin_options")
-        common = repr({name: value for name, value in to_json(plain).items() if name not in own}), stages(config)
+        shape, own = get_task(task), ("dataset", "task", "options", "plugin_options")
+        common = repr({name: value for name, value in to_json(config).items() if name not in own}), stages(config)
         group = method.label, shape.observation_dim, shape.action_dim, common
-        groups.setdefault(group, {}).setdefault((task, plain), []).append(seed)
+        groups.setdefault(group, {})[task, config] = [seed + i for seed in lacking for i in range(method.members)]
     jobs = []
     for (label, *_), wanted in groups.items():
         for seeds in dict.fromkeys(map(tuple, wanted.values())):  # sets that lack the same seeds
@@ -55,23 +60,49 @@ def missing_jobs(table: ResultTable, store: Store, data: Path, output: Path, **h
             words = differences([(config.options, config.plugin_options) for config in some])
             parts = [some] if words is not None else [[config] for config in some]
             for part in parts:
-                tasks = tuple(config.task[0] for config in part)
-                name = f"{_file_name(label)}-{'+'.join(tasks)}-{'_'.join(map(str, seeds))}"
                 job = replace(
                     part[0],
                     dataset=tuple(config.dataset[0] for config in part),
-                    task=tasks,
+                    task=tuple(config.task[0] for config in part),
                     seeds=seeds,
                     by_dataset=tuple(words or ()) if len(part) > 1 else (),
-                    output=output / name[:200],
                     **how,
                 )
-                jobs.append(Job(job, len(part) * len(seeds)))
-    return jobs
+                jobs.append((label, job))
+    swept = {method.label: method for method in table.methods if method.swept}
+    return [
+        Job(replace(job, output=output / _folder_name(label, job)), len(runs_of(job)))
+        for label, job in _together(jobs, swept)
+    ]
 
 
-def _file_name(label: str) -> str:
-    return "".join(letter if letter.isalnum() else "_" for letter in label).strip("_").lower()
+def _together(jobs: Sequence[tuple[str, TrainConfig]], swept: Mapping[str, Method]) -> list[tuple[str, TrainConfig]]:
+    """Jobs of a series that differ in the swept option alone become one job that sweeps it."""
+    groups: dict[str, list[tuple[str, TrainConfig]]] = {}
+    for label, job in jobs:
+        method = swept.get(label)
+        stored = to_json(job)
+        if method is not None:
+            for owner in (stored["options"], *stored["plugin_options"]):
+                owner.pop(method.swept, None)
+        groups.setdefault(f"{method.series if method else label} {stored}", []).append((label, job))
+    found = []
+    for some in groups.values():
+        label, job = some[0]
+        if len(some) > 1:
+            method = swept[label]
+            values = ",".join(str(swept[one].options[method.swept]) for one, _ in some)
+            label, job = method.series, replace(job, sweep=(f"{plain_name(method.swept)}={values}",))
+        found.append((label, job))
+    return found
+
+
+def _folder_name(label: str, job: TrainConfig) -> str:
+    """Of the job that this is: another job has another name, this one the same on any machine."""
+    what = to_json(job) | {"dataset": "", "output": "", "device": "", "precision": "", "threads": None}
+    words = re.sub(r"\W+", "_", label).strip("_").lower()
+    sets = "+".join(short(task) for task in job.tasks)
+    return f"{words}-{sets}-{hashlib.sha256(repr(what).encode()).hexdigest()[:8]}"
 
 
 def check_data(jobs: Sequence[Job]) -> None:
@@ -85,27 +116,31 @@ def check_data(jobs: Sequence[Job]) -> None:
             raise InputError(f"{path}: its sha256 is {found[:12]}..., expected {expected[:12]}...")
 
 
-def minutes_of(job: Job, store: Store) -> float | None:
-    """At the best speed that the store has seen of the algorithm with these plug-ins; None where it has seen none."""
+def minutes_of(job: Job, entries: Sequence[Entry]) -> tuple[float, str] | None:
+    """How long, and judged by what: the best speed that the store has seen of the algorithm with these plug-ins, else
+    the worst of the algorithm, else the worst of all; None where it is empty."""
     config = job.config
     like = [config.algorithm, [name for name in config.plugins if name != "none"]]
-    speeds = [
-        entry.data["made"]["timing"]["run_updates_per_second"]
-        for entry in store
-        if [entry.data["run"]["algorithm"], entry.data["run"]["plugins"]] == like
-    ]
-    return job.run_updates / max(speeds) / 60 if speeds else None
+    speeds: dict[str, list[float]] = {}
+    for entry in entries:
+        own = [entry.data["run"]["algorithm"], entry.data["run"]["plugins"]]
+        kind = "" if own == like else f"guessed from {like[0]}" if own[0] == like[0] else "guessed from others"
+        speeds.setdefault(kind, []).append(entry.data["made"]["timing"]["run_updates_per_second"])
+    for kind in ("", f"guessed from {like[0]}", "guessed from others"):
+        if kind in speeds:
+            return job.run_updates / (min if kind else max)(speeds[kind]) / 60, kind
+    return None
 
 
 def list_jobs(jobs: Sequence[Job], store: Store) -> str:
     """A line per job, and the sum."""
-    lines, known, unknown = [], 0.0, 0
+    lines, total, entries = [], 0.0, list(store)
     for job in jobs:
-        minutes = minutes_of(job, store)
-        known, unknown = known + (minutes or 0), unknown + (minutes is None)
-        guess = "speed not known" if minutes is None else f"about {minutes:.1f} minutes"
+        minutes, how = minutes_of(job, entries) or (0.0, "speed not known")
+        total += minutes
+        guess = f"about {minutes:.1f} minutes" + (f" ({how})" if how else "")
         lines.append(f"{job.config.output.name}: {job.runs} runs, {job.run_updates:,} updates in all, {guess}")
-    return "\n".join([*lines, f"{len(jobs)} jobs: about {known:.1f} minutes, and {unknown} of unknown speed"])
+    return "\n".join([*lines, f"{len(jobs)} jobs: about {total:.1f} minutes"])
 
 
 def run_jobs(jobs: Sequence[Job], store: Store, minutes: float) -> int:
@@ -118,18 +153,28 @@ def run_jobs(jobs: Sequence[Job], store: Store, minutes: float) -> int:
         try:
             if not (output / "summary.json").exists():
                 with stopped_after(deadline - time.monotonic()):
-                    _ = resume(output) if output.exists() else train(job.config)
+                    _ = resume(output) if _was_begun(output) else train(job.config)
         except (Interrupted, KeyboardInterrupt) as stop:
             print(str(stop) or "interrupted")
             return 3 if time.monotonic() >= deadline else 130
-        except Exception:  # other jobs may well succeed
-            traceback.print_exc()
-            print(f"{output.name}: failed, going on with the next")
+        except Exception as error:  # other jobs may well succeed
+            if not isinstance(error, InputError):
+                traceback.print_exc()
+            print(f"{output.name}: failed, going on with the next: {error}")
             failed = True
             continue
         written = store.add(entries_of(output))
         print(f"{output.name}: {len(written)} runs added to the store")
     return 1 if failed else 0
+
+
+def _was_begun(output: Path) -> bool:
+    """A folder without a config is that of a job that was killed while it was made: it is removed."""
+    if output.is_dir() and not (output / "config.json").exists():
+        for unfinished in output.glob(".*"):
+            unfinished.unlink()
+        output.rmdir()
+    return output.exists()
 
 
 @contextmanager

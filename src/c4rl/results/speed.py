@@ -5,117 +5,100 @@ import itertools
 import platform
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from c4rl.core.errors import InputError
 from c4rl.core.files import write_json
+from c4rl.core.options import Options, option
 from c4rl.data.dataset import Dataset
 from c4rl.data.packing import Scaling, pack_datasets
 from c4rl.jobs.config import TrainConfig, empty_config
 from c4rl.jobs.registry import algorithm_class
 from c4rl.plugins.c4.plugin import C4Config
+from c4rl.plugins.dr3 import DR3Config
 from c4rl.plugins.layer_norm import LayerNormConfig
 from c4rl.training.launch import launches_of
 from c4rl.training.preparation import choose_device
 from c4rl.training.summary import versions
 
-Variant = Literal["none", "layer_norm", "c4-proxy", "c4-exact"]
+Variant = Literal["none", "layer_norm", "dr3", "c4-proxy", "c4-exact"]
 VARIANTS: dict[Variant, tuple[tuple[str, ...], tuple[Any, ...]]] = {
     "none": (("none",), ()),
     "layer_norm": (("layer_norm",), (LayerNormConfig(),)),
+    "dr3": (("dr3",), (DR3Config(),)),
     "c4-proxy": (("c4",), (C4Config(mode="proxy"),)),
     "c4-exact": (("c4",), (C4Config(mode="exact"),)),
 }
 
 
-# how an update is run on a GPU: (captured in a CUDA graph, with this package's fused kernels)
-Mode = Literal["graph", "eager", "graph-plain", "eager-plain"]
-MODES: dict[Mode, tuple[bool, bool]] = {
-    "graph": (True, True),
-    "eager": (False, True),
-    "graph-plain": (True, False),
-    "eager-plain": (False, False),
-}
+@dataclass(frozen=True)
+class SpeedOptions(Options):
+    algorithms: tuple[str, ...] = ("bc", "td3_bc", "cql")
+    """Algorithms to measure, each stage separately."""
+    plugins: tuple[Variant, ...] = ("none", "c4-proxy", "c4-exact")
+    """Measure with each of these, where the algorithm has a critic."""
+    runs: tuple[int, ...] | None = option(None, at_least=1, at_most=10_000)
+    """Stack sizes; default 1 and 5, on a GPU also 25. benchmarks/kernels.py compares ways to run an update."""
+    rows: int = option(10_000, at_least=2, at_most=10**9)
+    """Rows of data."""
+    observation_dim: int = option(17, at_least=1, at_most=100_000)
+    """Width of an observation."""
+    action_dim: int = option(6, at_least=1, at_most=100_000)
+    """Width of an action."""
+    hidden_layers: int | None = option(None, at_least=1, at_most=100)
+    """Hidden layers of networks, instead of each algorithm's own number."""
+    hidden_width: int | None = option(None, at_least=1, at_most=100_000)
+    """Units per hidden layer, likewise."""
+    precision: Literal["fp32", "bf16x3"] = "fp32"
+    """Precision of matrix products on a GPU."""
+    seconds: float = option(5.0, above=0, at_most=1e6)
+    """How long each measurement lasts."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+    threads: int | None = option(None, at_least=1, at_most=4096)
+    """CPU threads; default all cores."""
+    json: Path | None = None
+    """Also write the result to this new file."""
+
+    def check(self) -> None:
+        if self.json is not None and self.json.exists():
+            raise InputError(f"--json {self.json}: exists already, expected a new file (nothing is overwritten)")
 
 
-def speed(
-    algorithms: tuple[str, ...] = ("bc", "td3_bc", "cql"),
-    plugins: tuple[Variant, ...] = ("none", "c4-proxy", "c4-exact"),
-    runs: tuple[int, ...] | None = None,
-    modes: tuple[Mode, ...] | None = None,
-    rows: int = 10_000,
-    observation_dim: int = 17,
-    action_dim: int = 6,
-    hidden_layers: int | None = None,
-    hidden_width: int | None = None,
-    precision: Literal["fp32", "bf16x3"] = "fp32",
-    seconds: float = 5.0,
-    device: str = "auto",
-    threads: int | None = None,
-    json: Path | None = None,
-) -> int:
-    """Measure updates per second on made-up data of a given shape, evaluation and logging left out."""
-    if json is not None and json.exists():
-        raise InputError(f"--json {json}: exists already, expected a new file (nothing is overwritten)")
-    if threads is not None:
-        torch.set_num_threads(threads)
-    chosen = choose_device(device)
-    data = made_up_dataset(rows, observation_dim, action_dim)
-    peak = peak_flops(chosen)
-    columns = [c for c in COLUMNS if chosen.type == "cuda" or c.on_cpu]
-    print(f"updates per second on {chosen.type}, {precision}, {rows:,} rows, {observation_dim} + {action_dim} numbers")
+def measure_speeds(options: SpeedOptions) -> int:
+    """Print a line per measurement, and write them all to --json."""
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    device = choose_device(options.device)
+    shape = {name: getattr(options, name) for name in ("rows", "observation_dim", "action_dim")}
+    data = made_up_dataset(**shape)
+    columns = [c for c in COLUMNS if device.type == "cuda" or c.on_cpu]
+    numbers = f"{options.observation_dim} + {options.action_dim} numbers"
+    print(f"updates per second on {device.type}, {options.precision}, {options.rows:,} rows, {numbers}")
     print(_line(columns, [column.heading for column in columns]))
-    name = torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else platform.machine()
-    where = {
-        "device": chosen.type,
-        "name": name,
-        "threads": torch.get_num_threads(),
-        "precision": precision,
-        "peak_flops": peak,
-    }
-    shape = {"rows": rows, "observation_dim": observation_dim, "action_dim": action_dim}
-    given = {"hidden_layers": hidden_layers, "hidden_width": hidden_width}
-    networks: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    where = {"device": device.type, "name": name, "threads": torch.get_num_threads(), "precision": options.precision}
+    networks = {n: value for n in ("hidden_layers", "hidden_width") if (value := getattr(options, n)) is not None}
     results: list[dict[str, Any]] = []
-    flops: dict[tuple[str, Variant, int], float] = {}  # of one run's update
-    for algorithm in algorithms:
-        variants = plugins if algorithm_class(algorithm).has_critic else ("none",)
-        counts = runs or ((1, 5, 25) if chosen.type == "cuda" else (1, 5))
-        for variant, count, mode in itertools.product(variants, counts, MODES):
-            if not _wanted(mode, modes, algorithm, count, chosen):
-                continue
-            config = bench_config(algorithm, variant, count, *MODES[mode])
+    for algorithm in options.algorithms:
+        variants = options.plugins if algorithm_class(algorithm).has_critic else ("none",)
+        counts = options.runs or ((1, 5, 25) if device.type == "cuda" else (1, 5))
+        for variant, count in itertools.product(variants, counts):
+            config = bench_config(algorithm, variant, count)
             config = replace(config, options=replace(config.options, **networks))
             for index, stage in enumerate(algorithm_class(algorithm).plan(config.options, config.updates)):
-                result = _measure_one(config, data, chosen, seconds, index, precision)
-                if peak is not None and (algorithm, variant, index) not in flops:
-                    flops[algorithm, variant, index] = update_flops(config, data, index)
-                counted = flops.get((algorithm, variant, index))
-                result["flops_per_run_update"] = counted
-                result["share_of_fp32_peak"] = (
-                    None if peak is None or counted is None else counted * result["run_updates_per_second"] / peak
-                )
-                what = {"algorithm": algorithm, "stage": stage.name, "plugins": variant, "runs": count, "mode": mode}
-                results.append(what | result)
+                what = {"algorithm": algorithm, "stage": stage.name, "plugins": variant, "runs": count}
+                results.append(what | _measure_one(config, data, device, options.seconds, index, options.precision))
                 print(_line(columns, [column.cell(results[-1]) for column in columns]), flush=True)
-                if json is not None:  # each time: an interrupted measurement keeps what it has
-                    write_json(json, {"shape": shape | networks, "machine": where | versions(), "results": results})
+                if options.json is not None:  # each time: an interrupted measurement keeps what it has
+                    found = {"shape": shape | networks, "machine": where | versions(), "results": results}
+                    write_json(options.json, found)
     return 0
-
-
-def _wanted(mode: Mode, modes: tuple[Mode, ...] | None, algorithm: str, runs: int, device: torch.device) -> bool:
-    if device.type != "cuda":
-        return mode == "graph"  # there is one way on a CPU
-    if modes is not None:
-        return mode in modes
-    return mode == "graph" or (algorithm in ("td3_bc", "cql") and runs in (1, 25))
 
 
 class Column(NamedTuple):
@@ -128,15 +111,13 @@ class Column(NamedTuple):
 COLUMNS = (
     Column("algorithm", 20, lambda r: r["algorithm"] + ("" if r["stage"] == "training" else f": {r['stage']}")),
     Column("plug-ins", 10, lambda r: r["plugins"]),
-    Column("mode", 11, lambda r: r["mode"], on_cpu=False),
     Column("runs", 4, lambda r: str(r["runs"])),
     Column("updates/s", 9, lambda r: f"{r['updates_per_second']:,.1f}"),
     Column("run-updates/s", 13, lambda r: f"{r['run_updates_per_second']:,.1f}"),
     Column("refresh", 7, lambda r: f"{r['clustering_share']:.1%}"),
     Column("memory", 8, lambda r: f"{r['peak_memory_bytes'] / 1e9:.2f} GB", on_cpu=False),
-    Column("of peak", 7, lambda r: "-" if (s := r["share_of_fp32_peak"]) is None else f"{s:.1%}", on_cpu=False),
 )
-WORDS = ("algorithm", "plug-ins", "mode")  # to the left of their columns; numbers are to the right
+WORDS = ("algorithm", "plug-ins")  # to the left of their columns; numbers are to the right
 
 
 def _line(columns: Sequence[Column], cells: Sequence[str]) -> str:
@@ -144,59 +125,11 @@ def _line(columns: Sequence[Column], cells: Sequence[str]) -> str:
     return "  ".join(f"{cell:{side}{c.width}}" for c, cell, side in zip(columns, cells, sides, strict=True))
 
 
-def peak_flops(device: torch.device) -> float | None:
-    """Additions and multiplications per second that a GPU's fp32 units can do at their highest clock."""
-    if device.type != "cuda":
-        return None
-    properties = torch.cuda.get_device_properties(device)
-    clock = getattr(properties, "clock_rate", None)  # kHz; PyTorch 2.7 and later
-    return None if clock is None else properties.multi_processor_count * 128 * 2 * clock * 1e3
-
-
-def update_flops(config: TrainConfig, data: Dataset, stage: int = 0) -> float:
-    """Multiplications and additions of the matrix products of one run's update, without refreshes."""
-    alone = replace(config, seeds=config.seeds[:1], cuda_graph=False, fused_kernels=False)
-    update, _, _ = stepper_parts(alone, data, torch.device("cpu"), stage)
-    update()
-    with _ProductFlops() as counter:
-        update()
-        update()  # two updates, as some work is done every second time
-    return counter.total / 2
-
-
-class _ProductFlops(TorchDispatchMode):
-    """As PyTorch's own counter, which follows modules as well and fails where they are called without gradients."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.total = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if count := flop_registry.get(func._overloadpacket):
-            self.total += count(*args, **(kwargs or {}), out_val=result)
-        return result
-
-
-def bench_config(
-    algorithm: str, variant: Variant, runs: int, graph: bool = True, fused_kernels: bool = True
-) -> TrainConfig:
-    """A job that never touches a file: `stepper` gives it its data."""
-    nowhere, seeds = Path("unused"), tuple(range(runs))
-    plugins, options = VARIANTS[variant]
-    return empty_config(
-        algorithm,
-        plugins,
-        dataset=nowhere,
-        task="none",
-        output=nowhere,
-        seeds=seeds,
-        cuda_graph=graph,
-        fused_kernels=fused_kernels,
-        plugin_options=options,
-    )
+def bench_config(algorithm: str, variant: Variant, runs: int, **values: Any) -> TrainConfig:
+    """A job that never touches a file: `stepper_parts` gives it its data. values: other fields of the job."""
+    nowhere, (plugins, options) = Path("unused"), VARIANTS[variant]
+    values |= {"seeds": tuple(range(runs)), "plugin_options": options}
+    return empty_config(algorithm, plugins, dataset=nowhere, task="none", output=nowhere, **values)
 
 
 def _measure_one(
@@ -245,21 +178,6 @@ def made_up_dataset(rows: int, observation_dim: int, action_dim: int, seed: int 
         action_high=np.ones(action_dim, np.float32),
         source="made up",
     )
-
-
-def stepper(config: TrainConfig, data: Dataset, device: torch.device) -> Callable[[], None]:
-    """One update of all the job's runs, plug-ins refreshed when due."""
-    update, refresh, period = stepper_parts(config, data, device)
-    count = 0
-
-    def advance() -> None:
-        nonlocal count
-        update()
-        count += 1
-        if period is not None and count % period == 0:
-            refresh()
-
-    return advance
 
 
 def stepper_parts(

@@ -1,4 +1,4 @@
-"""Statistics of scores, as pure functions on arrays [runs, tasks]: one row per seed, one column per task.
+"""Statistics of scores, as pure functions on arrays [..., runs, tasks]: one row per seed, one column per task.
 
 Differences between methods on little data are as large as those between seeds, so every mean comes with an interval.
 Point estimates and the bootstrap follow Agarwal et al. (2021), whose rliable is the oracle of the tests.
@@ -6,44 +6,44 @@ Point estimates and the bootstrap follow Agarwal et al. (2021), whose rliable is
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
 Array = np.ndarray
-Statistic = Callable[[Array], float]  # of scores [runs, tasks]
 
 
 class Interval(NamedTuple):
-    low: float
-    high: float
+    low: Any  # a number, or an array where the statistic is one
+    high: Any
 
 
-def mean(scores: Array) -> float:
-    return float(np.mean(scores))
+def mean(scores: Array) -> Any:
+    return np.mean(scores, axis=(-2, -1))
 
 
-def interquartile_mean(scores: Array) -> float:
+def interquartile_mean(scores: Array) -> Any:
     """The mean of the middle half of all runs of all tasks: a lucky or lost run moves it little."""
-    ordered = np.sort(np.ravel(scores))
-    cut = len(ordered) // 4
-    return float(ordered[cut : len(ordered) - cut].mean())
+    ordered = np.sort(_pooled(scores), axis=-1)
+    cut = ordered.shape[-1] // 4
+    return ordered[..., cut : ordered.shape[-1] - cut].mean(-1)
 
 
-def late_mean(curve: Array) -> float:
-    """The mean over the second half of a run's evaluations: half the noise of the last one."""
-    return float(np.mean(curve[len(curve) // 2 :]))
+def _pooled(scores: Array) -> Array:
+    """All runs of all tasks, [..., runs * tasks]."""
+    return scores.reshape(*scores.shape[:-2], -1)
 
 
-def probability_of_improvement(scores: Array, others: Array) -> float:
+def probability_of_improvement(scores: Array, others: Array) -> Any:
     """P(a run of the first beats a run of the second), ties counting half, averaged over tasks."""
-    differences = scores[:, None, :] - others[None, :, :]
-    return float(np.mean((np.sign(differences) + 1) / 2))
+    differences = scores[..., :, None, :] - others[..., None, :, :]
+    return np.mean((np.sign(differences) + 1) / 2, axis=(-3, -2, -1))
 
 
 def performance_profile(scores: Array, thresholds: Array) -> Array:
-    """The share of runs that score above each threshold."""
-    return np.mean(np.ravel(scores)[None, :] > np.asarray(thresholds)[:, None], axis=1)
+    """The share of runs that score above each threshold, [..., thresholds]."""
+    return np.mean(_pooled(scores)[..., None, :] > np.asarray(thresholds)[:, None], axis=-1)
 
 
 def mean_interval(values: Array, level: float = 0.95) -> Interval:
@@ -57,7 +57,7 @@ def mean_interval(values: Array, level: float = 0.95) -> Interval:
 
 
 def bootstrap_interval(
-    statistic: Callable[..., float],
+    statistic: Callable[..., Any],
     *scores: Array,
     level: float = 0.95,
     repetitions: int = 2000,
@@ -70,18 +70,16 @@ def bootstrap_interval(
     percentile interval by that; without, it is the usual one, too narrow for few seeds.
     """
     random = np.random.default_rng(seed)
-    found = np.empty(repetitions)
-    for i in range(repetitions):
-        drawn = (np.take_along_axis(s, random.integers(0, len(s), s.shape), axis=0) for s in scores)
-        found[i] = statistic(*drawn)
-    low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
+    drawn = (np.take_along_axis(s[None], random.integers(0, len(s), (repetitions, *s.shape)), axis=1) for s in scores)
+    low, high = np.quantile(statistic(*drawn), [(1 - level) / 2, (1 + level) / 2], axis=0)
     runs = min(len(s) for s in scores)
     if corrected and runs > 1:
         centre, wider = statistic(*scores), math.sqrt(runs / (runs - 1))
         low, high = centre + (low - centre) * wider, centre + (high - centre) * wider
-    return Interval(float(low), float(high))
+    return Interval(low, high)
 
 
+@cache
 def student_quantile(probability: float, freedom: int) -> float:
     """The quantile of Student's t distribution, above its median."""
     log_density = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - 0.5 * math.log(freedom * math.pi)

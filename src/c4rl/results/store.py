@@ -5,32 +5,33 @@ statistics are computed from those. Two entries never describe the same run.
 """
 
 import hashlib
+import itertools
 import json
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from c4rl.core.declarations import declaration
 from c4rl.core.errors import InputError
 from c4rl.core.files import replacing
 from c4rl.environments.tasks import get_task
 from c4rl.jobs.config import TrainConfig, to_json
 from c4rl.jobs.registry import PLUGINS, algorithm_class
-from c4rl.jobs.runs import key_of, run_config, runs_of
+from c4rl.jobs.runs import Run, ensembles_of, key_of, run_config, runs_of
 from c4rl.training.run_directory import job_config
 
 SCHEMA = 1
 RESULTS = 1  # to be counted up whenever training itself changes, so that older results are not taken for new ones
-# fields of a job that decide where, how fast and how well watched a run is made, but not what comes out of it
-INCIDENTAL = frozenset({
-    "algorithm", "plugins", "options", "plugin_options", "dataset", "task", "output", "preset", "seeds", "sweep",
-    "by_dataset", "eval_every", "eval_in_background", "hold_out", "log_every", "checkpoint_every",
-    "checkpoint_seconds", "ensemble", "device", "threads", "cuda_graph", "fused_kernels", "precision", "monitor",
-})  # fmt: skip
+# fields of a job that its entry holds in forms of their own: a path becomes its content's sha256, seeds one seed
+APART = ("algorithm", "plugins", "options", "plugin_options", "dataset", "task", "seeds")
 ENTRY = {"schema", "results", "run", "config", "dataset", "environment", "versions", "curve", "stopped", "made"}
+# what is kept of the metrics, where a run logs it; the first entries have none
+WATCHED = ("q", "c4_effective_K", *(f"cross_covariance_trace_{mode}" for mode in ("exact", "proxy")))
 
 
 @dataclass(frozen=True)
@@ -62,17 +63,29 @@ class Entry:
         task = get_task(self.task)
         return np.array([float(np.mean(task.normalise(np.array(returns)))) for _, returns in self.data["curve"]])
 
+    def curve(self, quantity: str) -> tuple[np.ndarray, np.ndarray]:
+        """Updates, and the score or a watched metric there; empty where it was not logged."""
+        if quantity == "score":
+            return np.array(self.updates), self.scores
+        points = np.array(self.data.get("watched", {}).get(quantity, [])).reshape(-1, 2)
+        return points[:, 0], points[:, 1]
+
+    @property
+    def precision(self) -> str:
+        """Of matrix products; a CPU has one."""
+        return self.data["config"]["precision"] if self.data["made"]["device"] == "cuda" else "fp32"
+
 
 def determinants(config: TrainConfig, sha256: str, environment: str) -> dict[str, Any]:
     """What determines a run: of a job of one run, all but the incidental."""
     stored = to_json(config)
-    (seed,), (task,) = config.seeds, config.task
+    (task,), seed = config.task, config.seeds[0]
     return {
         "algorithm": config.algorithm,
         "plugins": [name for name in config.plugins if name != "none"],
         "options": stored["options"],
         "plugin_options": stored["plugin_options"],
-        "job": {f.name: stored[f.name] for f in fields(TrainConfig) if f.name not in INCIDENTAL},
+        "job": {name: stored[name] for name in _job_fields()},
         "task": get_task(task).name,
         "seed": seed,
         "sha256": sha256,
@@ -83,15 +96,30 @@ def determinants(config: TrainConfig, sha256: str, environment: str) -> dict[str
 def identity(run: dict[str, Any]) -> str:
     """Equal for runs with equal determinants. An option that came later counts as if it had had its default."""
     kinds = [algorithm_class(run["algorithm"]).config_type, *(PLUGINS[name][0] for name in run["plugins"])]
-    options = [run["options"], *run["plugin_options"]]
-    whole = run | {
-        "options": [_defaults(kind) | own for kind, own in zip(kinds, options, strict=True)],
-        "job": {n: v for n, v in _defaults(TrainConfig).items() if n not in INCIDENTAL} | run["job"],
-    }
-    whole.pop("plugin_options")
+    options = [_defaults(kind) | own for kind, own in zip(kinds, _options(run), strict=True)]
+    return _hash(run, options, {n: v for n, v in _defaults(TrainConfig).items() if n in _job_fields()} | run["job"])
+
+
+def fingerprint(run: dict[str, Any]) -> str:
+    """Of the determinants as they were stored, whatever options came later: part of the file's name."""
+    return _hash(run, _options(run), run["job"])
+
+
+def _options(run: dict[str, Any]) -> list[dict[str, Any]]:
+    return [run["options"], *run["plugin_options"]]
+
+
+def _hash(run: dict[str, Any], options: list[dict[str, Any]], job: dict[str, Any]) -> str:
+    whole = {name: value for name, value in run.items() if name != "plugin_options"} | {"options": options, "job": job}
     return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
 
 
+@cache
+def _job_fields() -> list[str]:
+    return [f.name for f in fields(TrainConfig) if f.name not in APART and not declaration(f).incidental]
+
+
+@cache
 def _defaults(kind: type) -> dict[str, Any]:
     """As JSON has them."""
     found = {f.name: f.default for f in fields(kind) if f.default is not MISSING}
@@ -103,10 +131,13 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._read: dict[Path, Entry] = {}  # files are never changed once written
 
     def __iter__(self) -> Iterator[Entry]:
         for path in sorted(self.folder.glob("*/*.json")):
-            yield read_entry(path)
+            if path not in self._read:
+                self._read[path] = read_entry(path)
+            yield self._read[path]
 
     def by_identity(self) -> dict[str, Entry]:
         found: dict[str, Entry] = {}
@@ -126,7 +157,7 @@ class Store:
             known.add(key)
             folder = self.folder / "+".join([run["algorithm"], *run["plugins"]])
             folder.mkdir(parents=True, exist_ok=True)
-            path = folder / f"{run['task']}-seed{run['seed']}-{key}.json"
+            path = folder / f"{run['task']}-seed{run['seed']}-{fingerprint(run)}.json"
             with replacing(path) as temporary:
                 temporary.write_text(json.dumps(data, allow_nan=False) + "\n")
             written.append(path)
@@ -138,14 +169,15 @@ def read_entry(path: Path) -> Entry:
         data = json.loads(path.read_text())
     except (json.JSONDecodeError, UnicodeDecodeError):
         raise InputError(f"{path}: not JSON, expected an entry of a results store") from None
-    if not isinstance(data, dict) or set(data) != ENTRY:
+    if not isinstance(data, dict) or set(data) - {"watched"} != ENTRY:
         raise InputError(f"{path}: found other fields than an entry's, expected {', '.join(sorted(ENTRY))}")
     for name, expected in (("schema", SCHEMA), ("results", RESULTS)):
         if data[name] != expected:
             raise InputError(f"{path}: field '{name}' is {data[name]}, expected {expected}")
     entry = Entry(data, str(path))
     try:
-        named = entry.identity
+        named = fingerprint(data["run"])
+        _ = entry.identity
     except (KeyError, TypeError, AttributeError, ValueError):
         raise InputError(f"{path}: field 'run' lacks what determines a run") from None
     if not path.stem.endswith(f"-{named}"):
@@ -161,28 +193,59 @@ def entries_of(folder: Path) -> list[dict[str, Any]]:
         raise InputError(f"{folder}: has no summary.json, expected a finished job")
     summary = json.loads(summary_path.read_text())
     curves: dict[Any, dict[int, list[float]]] = {}
+    logged: dict[Any, list[dict[str, Any]]] = {}
     for line in (folder / "metrics.jsonl").read_text().splitlines():
         record = json.loads(line)
+        logged.setdefault(key_of(record), []).append(record)
         if "returns" in record:
             curves.setdefault(key_of(record), {})[record["update"]] = [round(r, 3) for r in record["returns"]]
     facts = summary["dataset"] if isinstance(summary["dataset"], list) else [summary["dataset"]]
-    entries = []
-    for run in runs_of(config):
+
+    def entry(run: Run) -> dict[str, Any]:
         own, dataset = run_config(config, run), facts[run.data]
-        found = determinants(own, dataset["sha256"], summary["environment"])
         stored = to_json(own)
-        entries.append(
-            {
-                "schema": SCHEMA,
-                "results": RESULTS,
-                "run": found,
-                "config": {name: stored[name] for name in ("preset", "precision", "eval_every")},
-                "dataset": {"name": Path(dataset["path"]).name, "rows": dataset["rows"]},
-                "environment": summary["environment"],
-                "versions": summary["versions"],
-                "curve": sorted([update, returns] for update, returns in curves[run.key].items()),
-                "stopped": summary["stopped"].get(str(run.key)),
-                "made": {"device": summary["device"], "timing": summary["timing"], "runs": len(summary["runs"])},
-            }
-        )
-    return entries
+        return {
+            "schema": SCHEMA,
+            "results": RESULTS,
+            "run": determinants(own, dataset["sha256"], summary["environment"]),
+            "config": {name: stored[name] for name in ("preset", "precision", "eval_every")},
+            "dataset": {"name": Path(dataset["path"]).name, "rows": dataset["rows"]},
+            "environment": summary["environment"],
+            "versions": summary["versions"],
+            "curve": sorted([update, returns] for update, returns in curves[run.key].items()),
+            "watched": _watched(logged[run.key], sorted(curves[run.key])),
+            "stopped": summary["stopped"].get(str(run.key)),
+            "made": {"device": summary["device"], "timing": summary["timing"], "runs": len(summary["runs"])},
+        }
+
+    runs = runs_of(config)
+    return [entry(run) for run in runs] + [
+        (one := entry(first))
+        | {"run": one["run"] | {"members": config.ensemble}, "curve": [[last, returns]], "watched": {}}
+        for first, last, returns in _ensembles(config, runs, summary)
+    ]
+
+
+def _ensembles(
+    config: TrainConfig, runs: Sequence[Run], summary: dict[str, Any]
+) -> Iterator[tuple[Run, int, list[float]]]:
+    """The first run, the last update and the returns of each ensemble."""
+    if not config.ensemble:
+        return
+    together = ensembles_of([run for run in runs if str(run.key) not in summary["stopped"]], config.ensemble)
+    scored = {group["name"]: group for group in summary["groups"]} if "groups" in summary else {"": summary}
+    for group, several in together.items():
+        for (first, *_), returns in zip(several, scored[group]["ensemble"]["returns"], strict=True):
+            yield first, summary["updates"], [round(r, 3) for r in returns]
+
+
+def _watched(records: list[dict[str, Any]], updates: list[int]) -> dict[str, list[list[float]]]:
+    """Of each watched metric, the mean of what was logged from one evaluation to the next."""
+    found: dict[str, list[list[float]]] = {}
+    for start, end in itertools.pairwise([0, *updates]):
+        between = [record for record in records if start < record["update"] <= end]
+        for name in WATCHED:
+            values = [r[name] for r in between if isinstance(r.get(name), int | float) and math.isfinite(r[name])]
+            if values:
+                found.setdefault(name, []).append([end, float(f"{np.mean(values):.4g}")])
+    return found

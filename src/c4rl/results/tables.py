@@ -1,7 +1,7 @@
-"""The tables: which runs each is made of, and how their scores are shown with the paper's."""
+"""What a table is: methods on tasks, the runs it is made of, and the cells that the store fills."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
@@ -9,24 +9,25 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from c4rl.core.curves import late_mean
 from c4rl.core.errors import InputError
 from c4rl.environments.tasks import PHYSICS
 from c4rl.jobs.config import TrainConfig, preset_fields
-from c4rl.results.statistics import bootstrap_interval, interquartile_mean, late_mean, mean, mean_interval
+from c4rl.jobs.registry import algorithm_class
 from c4rl.results.store import Entry, Store, determinants, identity
 
 HERE = Path(__file__).parent
-EIGHT = (
-    "halfcheetah-expert-v2",
-    "halfcheetah-medium-replay-v2",
-    "halfcheetah-medium-v2",
-    "hopper-expert-v2",
-    "hopper-medium-expert-v2",
-    "hopper-medium-replay-v2",
-    "walker2d-medium-expert-v2",
-    "walker2d-medium-v2",
-)
-THREE = ("halfcheetah-medium-replay-v2", "hopper-medium-expert-v2", "walker2d-medium-v2")  # for screening
+OF_A_RUN = {  # a number of each run -> what it is
+    "late": "mean over the second half of a run's evaluations",
+    "last": "last evaluation",
+    "best": "best evaluation, chosen in the simulator",
+}
+# what a table may be about -> how it is called
+QUANTITIES = {
+    "score": "D4RL-normalised score",
+    "c4_effective_K": "clusters with a weight above 0.02",
+    "cross_covariance_trace_exact": "tr(Ĉ)/m of gradients",
+}
 
 
 @dataclass(frozen=True)
@@ -35,36 +36,58 @@ class Method:
 
     label: str
     algorithm: str
-    plugins: tuple[str, ...] = ()
+    plugins: tuple[str, ...] | None = ("none",)  # None: the preset's own
     preset: str = "published"
     options: dict[str, Any] = field(default_factory=dict)  # of the algorithm or a plug-in, instead of the preset's
     job: dict[str, Any] = field(default_factory=dict)  # fields of TrainConfig, likewise
     paper: str | None = None  # what the paper's table calls it
+    seeds: int | None = None  # how many, where not as many as the table's
+    members: int = 1  # seeds that act together as one policy: each such ensemble counts as one seed
+    swept: str = ""  # the option in which it differs from other methods of its series
+    series: str = ""  # what those methods have in common: a line of a figure
+    x: float | None = None  # where on that line it stands
 
 
 @dataclass(frozen=True)
 class ResultTable:
+    """One table of runs."""
+
     name: str
     title: str
     methods: tuple[Method, ...]
-    tasks: tuple[str, ...] = EIGHT
-    seeds: tuple[int, ...] = (0, 1, 2)
+    tasks: tuple[str, ...]
+    trained: tuple[str, ...] | None = None  # tasks that are trained; the others show the paper's numbers alone
+    seeds: int = 3
     updates: int = 100_000
     evaluations: int = 10
     episodes: int = 10
+    quantity: str = "score"
+    paper: str = "locomotion-10k"  # the part of paper.json it is compared with; none where the paper prints no numbers
+    tasks_are_rows: bool = False
+    x: str = ""  # what the methods' `x` is
+    headline: tuple[str, ...] = ()  # methods whose means PAPER.md shows
+    shows: str = ""  # what of the paper it repeats
     note: str = ""
 
-    def caption(self, score: str) -> str:
-        which = {"late": "mean over the second half of a run's evaluations", "last": "last evaluation"}
-        shown = which.get(score, "best evaluation, chosen in the simulator")
-        budget = f"{len(self.seeds)} seeds, {self.updates:,} updates, {self.episodes} episodes per evaluation"
-        meaning = f"± half a 95% interval (Student); after the slash the paper's mean; physics {PHYSICS}"
-        return f"{self.title}. {budget}; {shown}; {meaning}. {self.note}".rstrip()
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """The tasks whose data are known; sorted, so that a method has one interval in all tables."""
+        return tuple(sorted(task for task in self.trained or self.tasks if task in datasets()))
 
-    def config(self, method: Method, task: str, seed: int, data: Path = Path(".")) -> TrainConfig:
-        """The job of one run; data: the folder of TASK.npz."""
-        found = preset_fields(method.preset, method.algorithm, method.plugins or None, task)
+    def seeds_of(self, method: Method) -> range:
+        """Of an ensemble, its first."""
+        return range(0, (method.seeds or self.seeds) * method.members, method.members)
+
+    @property
+    def runs(self) -> int:
+        return len(self.measured) * sum(len(self.seeds_of(method)) for method in self.methods)
+
+    def config(self, method: Method, task: str, data: Path = Path(".")) -> TrainConfig:
+        """The job of the first seed alone; data: the folder of TASK.npz."""
+        found = preset_fields(method.preset, method.algorithm, method.plugins, task)
         owners = (found["options"], *found["plugin_options"])
+        known = {f.name for owner in owners for f in fields(owner)}
+        assert set(method.options) <= known, f"{method.label}: no such option"
         changed = [
             replace(owner, **{f.name: method.options[f.name] for f in fields(owner) if f.name in method.options})
             for owner in owners
@@ -73,29 +96,32 @@ class ResultTable:
             "updates": self.updates,
             "eval_every": self.updates // self.evaluations,
             "eval_episodes": self.episodes,
+            "monitor": algorithm_class(method.algorithm).has_critic,
+            "ensemble": method.members if method.members > 1 else 0,
         }
-        own = {"options": changed[0], "plugin_options": tuple(changed[1:]), "seeds": (seed,), "output": Path("unused")}
+        own = {"options": changed[0], "plugin_options": tuple(changed[1:]), "output": Path("unused")}
+        own["seeds"] = tuple(range(method.members))
         where = {"algorithm": method.algorithm, "dataset": (data / f"{task}.npz",), "task": (task,)}
         return TrainConfig(**(found | budget | method.job | own | where))
 
-    def wanted(self, data: Path = Path(".")) -> Iterator[tuple[Method, str, int, TrainConfig]]:
+    def wanted(self, data: Path = Path(".")) -> Iterator[tuple[Method, str, TrainConfig]]:
+        """Its cells, with the job of the first seed."""
         for method in self.methods:
-            for task in self.tasks:
-                for seed in self.seeds:
-                    yield method, task, seed, self.config(method, task, seed, data)
+            for task in self.measured:
+                yield method, task, self.config(method, task, data)
 
+    def only(self, labels: Sequence[str] | None) -> "ResultTable":
+        """With these methods alone."""
+        known = [method.label for method in self.methods]
+        for label in labels or ():
+            if label not in known:
+                raise InputError(f"--methods: found '{label}', expected some of {', '.join(known)}")
+        return replace(self, methods=tuple(m for m in self.methods if labels is None or m.label in labels))
 
-def get_table(name: str, methods: Sequence[str] | None = None) -> ResultTable:
-    """A table by its name, whole or with these methods alone."""
-    if name not in TABLES:
-        raise InputError(f"table: found '{name}', expected one of {', '.join(TABLES)}")
-    table = TABLES[name]
-    labels = [method.label for method in table.methods]
-    for label in methods or ():
-        if label not in labels:
-            raise InputError(f"--methods: found '{label}', expected some of {', '.join(labels)}")
-    chosen = tuple(method for method in table.methods if methods is None or method.label in methods)
-    return replace(table, methods=chosen)
+    def printed(self, method: Method, task: str) -> Sequence[float] | None:
+        """The paper's number: mean, and the standard deviation where there is one."""
+        part = paper().get(self.paper, {})
+        return part.get(task, part.get(task.partition("-")[0], {})).get(method.paper)
 
 
 @cache
@@ -109,10 +135,12 @@ def paper() -> dict[str, Any]:
     return json.loads((HERE / "paper.json").read_text())
 
 
-def identity_of(config: TrainConfig) -> str:
-    """Of the run that the config describes, on the present physics."""
+def identities(config: TrainConfig, seeds: Iterable[int]) -> list[str]:
+    """Of the runs, or ensembles, that the config describes but for the seed, on the present physics."""
     (task,) = config.task
-    return identity(determinants(config, datasets()[task]["sha256"], PHYSICS))
+    run = determinants(config, datasets()[task]["sha256"], PHYSICS)
+    run |= {"members": config.ensemble} if config.ensemble else {}
+    return [identity(run | {"seed": seed}) for seed in seeds]
 
 
 class Cell(NamedTuple):
@@ -120,17 +148,12 @@ class Cell(NamedTuple):
 
     entries: tuple[Entry, ...]
 
-    @property
-    def last(self) -> np.ndarray:
-        return np.array([entry.scores[-1] for entry in self.entries])
-
-    @property
-    def late(self) -> np.ndarray:
-        return np.array([late_mean(entry.scores) for entry in self.entries])
-
-    @property
-    def best(self) -> np.ndarray:
-        return np.array([entry.scores.max() for entry in self.entries])
+    def values(self, which: str, quantity: str = "score") -> np.ndarray:
+        """A number for each run that has the quantity."""
+        of_curve: dict[str, Callable[[np.ndarray], float]]
+        of_curve = {"late": late_mean, "last": lambda curve: curve[-1], "best": np.max}
+        curves = (entry.curve(quantity)[1] for entry in self.entries)
+        return np.array([of_curve[which](curve) for curve in curves if len(curve)])
 
 
 Filled = dict[tuple[str, str], Cell]  # (method, task) -> cell; only those with entries
@@ -138,140 +161,17 @@ Filled = dict[tuple[str, str], Cell]  # (method, task) -> cell; only those with 
 
 def fill(table: ResultTable, store: Store) -> Filled:
     known = store.by_identity()
-    found: dict[tuple[str, str], list[Entry]] = {}
-    for method, task, _, config in table.wanted():
-        if (entry := known.get(identity_of(config))) is not None:
-            found.setdefault((method.label, task), []).append(entry)
-    return {place: Cell(tuple(entries)) for place, entries in found.items()}
+    found = {}
+    for method, task, config in table.wanted():
+        entries = (known.get(name) for name in identities(config, table.seeds_of(method)))
+        if whole := tuple(entry for entry in entries if entry and len(entry.curve(table.quantity)[1])):
+            found[method.label, task] = Cell(whole)
+    return found
 
 
-Rows = list[list[str]]  # of words, the first row the headings
-
-
-def score_rows(table: ResultTable, filled: Filled, which: str = "late") -> Rows:
-    """A line per method: mean ± half a 95% interval of each task over the seeds, the paper's behind a slash."""
-    rows = [["", *(short(task) for task in table.tasks), "mean [95%]", "IQM", "runs"]]
-    for method in table.methods:
-        cells = [filled.get((method.label, task)) for task in table.tasks]
-        words = [
-            show(getattr(cell, which) if cell else None, printed(method, task))
-            for cell, task in zip(cells, table.tasks, strict=True)
-        ]
-        whole = [cell for cell in cells if cell and len(cell.entries) == len(table.seeds)]
-        complete = len(whole) == len(cells)
-        overall = np.stack([getattr(cell, which) for cell in whole], axis=1) if complete else None
-        runs = sum(len(cell.entries) for cell in cells if cell)
-        rows.append([method.label, *words, *_overall(overall), f"{runs}/{len(cells) * len(table.seeds)}"])
-    return rows
-
-
-def _overall(scores: np.ndarray | None) -> list[str]:
-    if scores is None:
-        return ["–", "–"]
-    low, high = bootstrap_interval(mean, scores) if len(scores) > 1 else (np.nan, np.nan)
-    return [f"{mean(scores):.1f} [{low:.1f}, {high:.1f}]", f"{interquartile_mean(scores):.1f}"]
-
-
-def show(scores: np.ndarray | None, theirs: Sequence[float] | None) -> str:
-    ours = "–"
-    if scores is not None:
-        low, high = mean_interval(scores)
-        ours = f"{scores.mean():.1f}" + (f" ± {(high - low) / 2:.1f}" if len(scores) > 1 else "")
-    return f"{ours} / {theirs[0]:.1f}" if theirs else ours
-
-
-def printed(method: Method, task: str) -> Sequence[float] | None:
-    """The paper's number: mean, and the standard deviation where there is one."""
-    return paper()["locomotion-10k"].get(task, {}).get(method.paper)
-
-
-def short(task: str) -> str:
-    """halfcheetah-medium-replay-v2 -> hc-mr."""
-    robot, _, quality = task.removesuffix("-v2").partition("-")
-    robot = {"halfcheetah": "hc", "hopper": "hop", "walker2d": "w2d", "ant": "ant"}.get(robot, robot)
-    return f"{robot}-{''.join(word[0] for word in quality.split('-'))}"
-
-
-def markdown(rows: Rows) -> str:
-    head, *body = rows
-    lines = [head, ["---"] * len(head), *body]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def latex(rows: Rows) -> str:
-    def escaped(word: str) -> str:
-        return (
-            word.replace("±", r"$\pm$").replace("–", "--").replace("&", r"\&").replace("%", r"\%").replace("_", r"\_")
-        )
-
-    lines = [" & ".join(map(escaped, row)) + r" \\" for row in rows]
-    rules = [r"\begin{tabular}{l" + "c" * (len(rows[0]) - 1) + "}", r"\toprule", lines[0], r"\midrule"]
-    return "\n".join([*rules, *lines[1:], r"\bottomrule", r"\end{tabular}"])
-
-
-def csv(table: ResultTable, filled: Filled) -> str:
-    """Every run of the table, a line each."""
-    lines = ["method,task,seed,update,score,late,best_in_simulator"]
-    for (label, task), cell in filled.items():
-        for entry, last, late, best in zip(cell.entries, cell.last, cell.late, cell.best, strict=True):
-            lines.append(f'"{label}",{task},{entry.seed},{entry.updates[-1]},{last:.3f},{late:.3f},{best:.3f}')
-    return "\n".join(lines)
-
-
-def _published(label: str, algorithm: str, **values: Any) -> Method:
-    return Method(label, algorithm, paper=label, **values)
-
-
-def _td3_bc(alpha: float, **c4: Any) -> Method:
-    label = f"TD3+BC, α {alpha}"
-    if not c4:
-        return Method(label, "td3_bc", options={"alpha": alpha})
-    words = f"λ {c4['lambda_']}, actor rows {c4['actor_rows']}"
-    return Method(f"{label} + C4, {words}", "td3_bc", ("c4",), options={"alpha": alpha, **c4})
-
-
-TABLES = {
-    table.name: table
-    for table in (
-        ResultTable(
-            "baselines",
-            "Every algorithm with the settings of its own publication, on eight locomotion sets of about 10,000 rows",
-            (
-                _published("BC", "bc"),
-                _published("TD3+BC", "td3_bc"),
-                _published("IQL", "iql"),
-                _published("DOGE", "doge"),
-                _published("A2PR", "a2pr"),
-                _published("TSRL", "tsrl"),
-                _published("BPPO", "bppo"),
-                _published("SORL", "sorl"),
-                _published("CQL", "cql"),
-            ),
-        ),
-        ResultTable(
-            "c4-on-td3_bc",
-            "C4 (K 5, proxy) on TD3+BC, eight locomotion sets of about 10,000 rows",
-            tuple(
-                method
-                for alpha in (0.5, 2.5)
-                for method in (
-                    _td3_bc(alpha),
-                    _td3_bc(alpha, lambda_=0.3, actor_rows="cluster"),
-                    _td3_bc(alpha, lambda_=0.3, actor_rows="uniform"),
-                    _td3_bc(alpha, lambda_=0.0, actor_rows="uniform"),
-                )
-            ),
-            seeds=(0, 1, 2, 3, 4),
-            updates=30_000,
-            evaluations=6,
-            note="Clusters alone: λ 0.",
-        ),
-        ResultTable(
-            "rebrac",
-            "ReBRAC with its published settings, eight locomotion sets of about 10,000 rows",
-            (Method("ReBRAC", "rebrac"),),
-            updates=30_000,
-            evaluations=6,
-        ),
-    )
-}
+def overall(table: ResultTable, filled: Filled, method: Method, which: str) -> np.ndarray | None:
+    """[runs, tasks] of a method, where all its runs are there."""
+    cells = [filled.get((method.label, task)) for task in table.measured]
+    values = [cell.values(which, table.quantity) for cell in cells if cell]
+    complete = len(values) == len(cells) > 0 and all(len(v) == len(table.seeds_of(method)) for v in values)
+    return np.stack(values, axis=1) if complete else None

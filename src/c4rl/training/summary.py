@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from c4rl.core.curves import late_mean
 from c4rl.core.extras import installed
 from c4rl.core.version import __version__
 from c4rl.environments.tasks import Task, simulator
@@ -50,11 +51,12 @@ def summarise(
     for run in runs:
         grouped.setdefault(run.group, []).append(run)
     groups = [_group(config, group, preparations[group[0].data].task, last, best) for group in grouped.values()]
-    for group in groups:
+    for group, own in zip(groups, grouped.values(), strict=True):
+        group |= _curves([[record for record in records if key_of(record) == run.key] for run in own])
         if found := ensembles.get(group["name"]):
             group["ensemble"] = {"members": config.ensemble, **_scores(found)}
     single = groups[0] if len(groups) == 1 else {}
-    kinds = ("last", "best", "ensemble")
+    kinds = ("last", "late", "best", "curve", "ensemble")
     return {
         "task": _one_or_all(list(dict.fromkeys(config.tasks))),
         "environment": simulator(*(preparation.task for preparation in preparations)),
@@ -65,6 +67,7 @@ def summarise(
         "dataset": _one_or_all([preparation.facts for preparation in preparations]),
         "score": " and ".join(dict.fromkeys(group["score"] for group in groups)),
         **({kind: single[kind] for kind in kinds if kind in single} if single else {"groups": groups}),
+        "late_rule": "per seed, the mean over the second half of its evaluations",
         "best_rule": "per seed, the evaluation with the highest mean score (uses the simulator)",
         "stopped": progress.frozen,
         "runs": [_run(config, run, last[run.key], best.get(run.key)) for run in runs],
@@ -126,6 +129,20 @@ def _scores(records: Sequence[Record]) -> dict[str, Any]:
         "mean": float(np.mean(scores)),
         "std": float(np.std(scores, ddof=1)) if len(scores) > 1 else 0.0,
         "returns": [record["returns"] for record in records],
+    }
+
+
+def _curves(of_runs: Sequence[Sequence[Record]]) -> dict[str, Any]:
+    """The late mean and the curve of every seed; None without a simulator."""
+    scores = [[record["score"] for record in records if "score" in record] for records in of_runs]
+    if not all(scores):
+        return {"late": None, "curve": None}
+    late = [late_mean(np.array(curve)) for curve in scores]
+    std = float(np.std(late, ddof=1)) if len(late) > 1 else 0.0
+    updates = [record["update"] for record in of_runs[0]]
+    return {
+        "late": {"scores": late, "mean": float(np.mean(late)), "std": std},
+        "curve": {"updates": updates, "scores": scores},
     }
 
 

@@ -122,29 +122,3 @@ def _authors_fixed(task: str) -> Preset:
     training = {name: setting for name, setting in training.items() if name != "size"}
     right = (_SETTINGS[f"authors-fixed{part}"] for part in (" training", " cql", ""))
     return Preset(plugins, *(before | after for before, after in zip((training, options, c4), right, strict=True)))
-
-
-# Quirks of the authors' release that no option reproduces -> why not.
-NOT_REPRODUCED: dict[str, str] = {
-    "each fit resets PyTorch's global generator to seed 42": "noise that repeats every 200 updates, for every seed; "
-    "here every number is a function of seed, purpose and update",
-    "k-means++ draws the same centres' numbers at each fit": "the same reset",
-    "cluster draws follow the subset's seed and are equal for all seeds": "runs would not be repetitions",
-    "training divides by std + 2e-3, evaluation by std + 1e-3": "the policy would be scored on other inputs than it "
-    "was trained on",
-    "at a terminal s' and a' are the next episode's first": "our readers never join episodes; with --mask-invalid off "
-    "such rows have s' = s and a' = 0",
-    "one trajectory drawn twice has one number": "tails would jump between its copies; here each copy is its own "
-    "trajectory",
-    "the actor steps first, the critics then see the new actor": "one evaluation of the policy serves both here; the "
-    "difference is one step of 1e-4",
-    "1e-6 on the covariance's diagonal in float32, the identity matrix where that is not enough": "fits that fail "
-    "unseen; here 1e-4 and float64 parameters, and a fit that fails stops its run with a message",
-    "maze2d, adroit and kitchen are evaluated with sampled actions": "scores are of the deterministic policy, as in "
-    "every other method's table",
-    "the reported std is that of episode lengths": "a slip in a report",
-    "values are estimated on observations that are not normalised": "a curve without meaning",
-    "exact mode uses an undefined cap max_rc and stops": "--mode exact works here, without a cap",
-    "a CQL weight of 0 stops with a NameError": "--cql-weight 0 works here",
-    "no cluster left after dropping stops with an IndexError": "a run that would lose all its clusters keeps them",
-}

@@ -1,0 +1,43 @@
+"""`c4rl figure`: the figures of the results store."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from c4rl.cli.parsing import Arguments, parse_as
+from c4rl.cli.table import SPEEDS, STORE
+from c4rl.core.declarations import Options
+from c4rl.core.errors import InputError
+
+ENDINGS = (".png", ".svg")
+
+
+@dataclass(frozen=True)
+class Flags(Options):
+    name: tyro.conf.Positional[str]
+    """Which figure; a wrong name lists them."""
+    output: Path | None = None
+    """New file, PNG or SVG by its ending; default NAME.png."""
+    table: str | None = None
+    """Draw it of another table than its own, with all its methods."""
+    store: Path = STORE
+    """Folder of the results store."""
+    speeds: Path = SPEEDS
+    """Folder of measured speeds."""
+
+
+def figure(arguments: Arguments) -> int:
+    """Draw a figure of the results store, with seeds and intervals; nothing is trained."""
+    flags = parse_as(Flags, "figure", arguments, figure.__doc__)
+    output = flags.output or Path(f"{flags.name}.png")
+    if output.suffix not in ENDINGS:
+        raise InputError(f"--output: found '{output.name}', expected a name that ends in {' or '.join(ENDINGS)}")
+
+    from c4rl.results.figures import draw
+    from c4rl.training.run_directory import check_new_file
+
+    check_new_file("output", output)
+    draw(flags.name, output, flags.table, flags.store, flags.speeds)
+    print(output)
+    return 0

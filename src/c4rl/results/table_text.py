@@ -1,0 +1,186 @@
+"""Tables as text: Markdown, LaTeX, CSV, with the paper's numbers and what is missing."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from c4rl.environments.tasks import PHYSICS
+from c4rl.results.statistics import bootstrap_interval, interquartile_mean, mean, mean_interval
+from c4rl.results.tables import OF_A_RUN, QUANTITIES, Cell, Filled, Method, ResultTable, overall
+
+MISSING = "–"
+FAR, FAR_MARK = 2, "‡"  # of the paper's standard deviations
+FAILED_MARK = "†"
+Rows = list[list[str]]  # of words, the first row the headings
+
+
+def caption(table: ResultTable, filled: Filled, which: str) -> str:
+    """What is shown, how it was made and what the signs mean."""
+    counts = sorted({len(table.seeds_of(method)) for method in table.methods})
+    compared = any(table.printed(method, task) for method in table.methods for task in table.tasks)
+    evaluation = f", {table.episodes} episodes per evaluation" if table.quantity == "score" else ""
+    parts = [
+        QUANTITIES[table.quantity],
+        f"{' or '.join(map(str, counts))} seeds, {table.updates:,} updates{evaluation}",
+        "mean over sets at each evaluation [95% bootstrap]" if which == "curve" else OF_A_RUN[which],
+        "" if which == "curve" else "± half a 95% interval (Student), [95% bootstrap]",
+        "after the slash the paper's, ± its standard deviation" if which != "curve" and compared else "",
+        f"physics {PHYSICS}" if table.quantity == "score" else "",
+        _precisions(table, filled),
+        f"{MISSING}: not measured",
+    ]
+    cells = [(m, t, cell) for m in table.methods for t in table.tasks if (cell := filled.get((m.label, t)))]
+    if which != "curve" and any(is_far(table, m, t, cell, which) for m, t, cell in cells):
+        parts.append(f"{FAR_MARK}: more than {FAR} of the paper's standard deviations from its mean")
+    if any(entry.data["stopped"] for _, _, cell in cells for entry in cell.entries):
+        parts.append(f"{FAILED_MARK}: some runs failed and are scored as of their last good state")
+    return f"{table.title}. {'; '.join(part for part in parts if part)}. {table.note}".rstrip()
+
+
+def _precisions(table: ResultTable, filled: Filled) -> str:
+    """Which methods' matrix products were not in fp32."""
+    used: dict[str, list[str]] = {}
+    for method in table.methods:
+        entries = (e for task in table.tasks for e in filled.get((method.label, task), Cell(())).entries)
+        for precision in {entry.precision for entry in entries}:
+            used.setdefault(precision, []).append(method.label)
+    others = [f"{name} for {'; '.join(labels)}" for name, labels in used.items() if name != "fp32"]
+    if not others:
+        return "matrix products in fp32" if used else ""
+    if len(used) == 1:
+        return f"matrix products in {next(iter(used))}"
+    return f"matrix products in fp32, {', '.join(others)}"
+
+
+def rows_of(table: ResultTable, filled: Filled, which: str = "late") -> Rows:
+    """A line per method (or column, where tasks are rows); which: a score, or curve."""
+    if which == "curve":
+        return curve_rows(table, filled)
+    rows = [["", *(short(task) for task in table.tasks), *overall_heads(table), "runs"]]
+    for method in table.methods:
+        cells = [filled.get((method.label, task)) for task in table.tasks]
+        words = [show(table, method, task, cell, which) for task, cell in zip(table.tasks, cells, strict=True)]
+        found, wanted = sum(len(c.entries) for c in cells if c), len(table.measured) * len(table.seeds_of(method))
+        rows.append([method.label, *words, *_overall(table, filled, method, which), f"{found}/{wanted}"])
+    return [list(column) for column in zip(*rows, strict=True)] if table.tasks_are_rows else rows
+
+
+def overall_heads(table: ResultTable) -> list[str]:
+    measured = len(table.measured)
+    return [f"mean of {measured} [95%]", *(["IQM"] if table.quantity == "score" else [])]
+
+
+def curve_rows(table: ResultTable, filled: Filled) -> Rows:
+    """A line per method, a column per evaluation."""
+    curves, steps = {}, set()
+    for method in table.methods:
+        if overall(table, filled, method, "last") is None:
+            continue
+        entries = [filled[method.label, task].entries for task in table.measured]
+        own = [[dict(zip(*entry.curve(table.quantity), strict=True)) for entry in some] for some in entries]
+        common = set.intersection(*(set(curve) for some in own for curve in some))
+        steps |= common
+        curves[method.label] = {u: np.array([[curve[u] for curve in some] for some in own]).T for u in common}
+    columns = sorted(steps)
+    rows = [["", *(f"{int(update):,}" for update in columns)]]
+    for method in table.methods:
+        found = curves.get(method.label, {})
+        words = [mean_words(table, found[u]) if u in found else MISSING for u in columns]
+        rows.append([method.label, *words])
+    return rows
+
+
+def mean_words(table: ResultTable, scores: np.ndarray) -> str:
+    """As in 44.9 [42.3, 47.6]."""
+    words = number(table, float(mean(scores)))
+    if len(scores) < 2:
+        return words
+    low, high = bootstrap_interval(mean, scores)
+    return f"{words} [{number(table, low)}, {number(table, high)}]"
+
+
+def paper_mean(table: ResultTable, method: Method) -> float | None:
+    """The paper's mean over the sets that are measured here, where it has all of them."""
+    found = [table.printed(method, task) for task in table.measured]
+    return float(np.mean([one[0] for one in found if one])) if found and all(found) else None
+
+
+def _overall(table: ResultTable, filled: Filled, method: Method, which: str) -> list[str]:
+    scores, theirs = overall(table, filled, method, which), paper_mean(table, method)
+    ours = MISSING if scores is None else mean_words(table, scores)
+    found = [f"{ours} / {number(table, theirs)}" if theirs is not None else ours]
+    if table.quantity == "score":
+        found.append(MISSING if scores is None else number(table, float(interquartile_mean(scores))))
+    return found
+
+
+def show(table: ResultTable, method: Method, task: str, cell: Cell | None, which: str) -> str:
+    ours, theirs = MISSING, table.printed(method, task)
+    if cell is not None:
+        values = cell.values(which, table.quantity)
+        low, high = mean_interval(values)
+        ours = number(table, values.mean()) + (f" ± {number(table, (high - low) / 2)}" if len(values) > 1 else "")
+        ours += FAILED_MARK if any(entry.data["stopped"] for entry in cell.entries) else ""
+        ours += f" {FAR_MARK}" if is_far(table, method, task, cell, which) else ""
+    if not theirs:
+        return ours
+    return f"{ours} / {' ± '.join(number(table, value) for value in theirs)}"
+
+
+def is_far(table: ResultTable, method: Method, task: str, cell: Cell, which: str) -> bool:
+    """Whether the mean is far from the paper's, measured by the paper's standard deviation."""
+    theirs = table.printed(method, task)
+    if theirs is None or len(theirs) < 2:
+        return False
+    return bool(abs(cell.values(which, table.quantity).mean() - theirs[0]) > FAR * theirs[1])
+
+
+def number(table: ResultTable, value: float) -> str:
+    return f"{value:.1f}" if "trace" not in table.quantity else f"{value:.3g}"
+
+
+def short(task: str) -> str:
+    """halfcheetah-medium-replay-v2 -> hc-mr."""
+    robot, _, quality = task.removesuffix("-v2").partition("-")
+    robot = {"halfcheetah": "hc", "hopper": "hop", "walker2d": "w2d", "ant": "ant"}.get(robot, robot)
+    return f"{robot}-{''.join(word[0] for word in quality.split('-'))}"
+
+
+def markdown(rows: Rows) -> str:
+    head, *body = rows
+    lines = [head, ["---"] * len(head), *body]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+LATEX = {"±": r"$\pm$", "–": "--", "&": r"\&", "%": r"\%", "_": r"\_", "†": r"$^\dagger$", "‡": r"$^\ddagger$"}
+LATEX |= {"λ": r"$\lambda$", "α": r"$\alpha$"}
+
+
+def latex(rows: Rows) -> str:
+    def escaped(word: str) -> str:
+        return "".join(LATEX.get(letter, letter) for letter in word)
+
+    lines = [" & ".join(map(escaped, row)) + r" \\" for row in rows]
+    rules = [r"\begin{tabular}{l" + "c" * (len(rows[0]) - 1) + "}", r"\toprule", lines[0], r"\midrule"]
+    return "\n".join([*rules, *lines[1:], r"\bottomrule", r"\end{tabular}"])
+
+
+def csv(rows: Sequence[Sequence[object]]) -> str:
+    def quoted(word: object) -> str:
+        return f'"{word}"' if "," in str(word) else str(word)
+
+    return "\n".join(",".join(map(quoted, row)) for row in rows)
+
+
+def run_rows(table: ResultTable, filled: Filled) -> list[list[object]]:
+    """Every run of the table, a line for each."""
+    name = table.quantity
+    heads = ["method", "task", "seed", "update", "precision", "failed_at", f"last_{name}", f"late_{name}"]
+    rows: list[list[object]] = [[*heads, "best_in_simulator"]]
+    for (label, task), cell in filled.items():
+        columns = (cell.values(which, name) for which in ("last", "late", "best"))
+        for entry, *values in zip(cell.entries, *columns, strict=True):
+            facts = [entry.seed, entry.updates[-1], entry.precision, (entry.data["stopped"] or {}).get("failed_at", "")]
+            best = values.pop() if name == "score" else None
+            rows.append([label, task, *facts, *(f"{v:.5g}" for v in values), "" if best is None else f"{best:.5g}"])
+    return rows

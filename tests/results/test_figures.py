@@ -1,0 +1,121 @@
+"""Figures: every kind is drawn from the store, says what it shows, and can be read without colours."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from c4rl.cli.main import main
+from c4rl.results import catalogue, speed_tables
+from c4rl.results.catalogue import TABLES
+from c4rl.results.speed_tables import SPEED_TABLES
+from c4rl.results.tables import Method, fill
+from tests.results.conftest import METHODS, TASKS, Trained, small_table
+
+pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+
+from c4rl.results.figures import FIGURES, STYLES, _styled, draw
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def words(figure) -> str:
+    """All text of a figure."""
+    axes = [text for axis in figure.axes for text in (axis.get_xlabel(), axis.get_ylabel(), axis.get_title())]
+    legend = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    return " ".join([figure.get_suptitle(), figure.get_supxlabel(), *axes, *legend])
+
+
+@pytest.mark.parametrize("name", ["curves", "profiles", "improvement", "radar", "alpha"])
+def test_every_kind_of_figure_says_seeds_intervals_and_units(name: str, trained: Trained) -> None:
+    table = small_table(x="coefficient α")
+    drawing = replace(FIGURES[name], pairs=())
+    figure = drawing.draw(drawing, table, fill(table, trained.store))
+    text = words(figure)
+    assert "16 of 16 runs" in text and "2 seeds each" in text and "score" in text and "not measured" not in text
+    assert "95%" in text or (name == "radar" and "intervals: c4rl table small" in text)
+    panels = [axis for axis in figure.axes if axis.get_visible()]
+    assert len(panels) == (3 if name in ("curves", "alpha") else 1), "each set and their mean"
+    lines = {"curves": 4, "profiles": 4, "radar": 4, "alpha": 1}
+    assert name == "improvement" or len(figure.legends[0].get_texts()) == lines[name]
+
+
+def test_curves_show_the_means_of_the_store(trained: Trained) -> None:
+    table = small_table(methods=METHODS[:1])
+    filled = fill(table, trained.store)
+    figure = FIGURES["curves"].draw(FIGURES["curves"], table, filled)
+    for axis, task in zip(figure.axes, TASKS, strict=False):
+        (line,) = axis.lines
+        assert list(line.get_xdata()) == [0.01, 0.02]
+        expected = sum(entry.scores for entry in filled["BC", task].entries) / 2
+        assert list(line.get_ydata()) == pytest.approx(list(expected))
+
+
+def test_methods_without_runs_are_named(trained: Trained) -> None:
+    table = small_table(methods=(*METHODS[:1], Method("CQL", "cql")))
+    figure = FIGURES["curves"].draw(FIGURES["curves"], table, fill(table, trained.store))
+    assert "4 of 8 runs are in the store" in words(figure) and "not measured: CQL" in words(figure)
+
+
+def test_lines_can_be_told_apart_in_grey() -> None:
+    looks = [
+        (str(style["linestyle"]), style["marker"]) for _, style in _styled([str(i) for i in range(2 * len(STYLES))])
+    ]
+    assert len(set(looks)) == len(looks), "dashes and markers alone tell them apart"
+
+
+def test_figures_become_new_files(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setitem(catalogue.TABLES, "small", small_table())
+    monkeypatch.chdir(tmp_path)
+    common = ["--table", "small", "--store", str(trained.store.folder)]
+    assert main(["figure", "curves", *common]) == 0 and Path("curves.png").read_bytes()[:4] == b"\x89PNG"
+    assert main(["figure", "profiles", *common, "--output", "new.svg"]) == 0 and "<svg" in Path("new.svg").read_text()
+    capsys.readouterr()
+    for command, sentence in (
+        (["curves", *common], "curves.png: exists already"),
+        (["curves", "--output", "curves.gif"], "found 'curves.gif', expected a name that ends in .png or .svg"),
+        (["nothing"], "figure: found 'nothing', expected one of curves, "),
+        (["trace", "--store", str(trained.store.folder)], "figure trace: the store has no run of it"),
+        (["overhead"], "figure overhead: nothing was measured; `c4rl bench table overhead` does"),
+        (["overhead", "--table", "main"], "--table: found main, expected none"),
+        (["curves", "--table", "nothing", "--output", "n.png"], "table: found 'nothing', expected one of main"),
+    ):
+        assert main(["figure", *command]) == 2
+        error = capsys.readouterr().err
+        assert sentence in error and error.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["curves.png", "new.svg"]
+
+
+def test_every_figure_is_of_a_table_and_its_methods() -> None:
+    for drawing in FIGURES.values():
+        labels = {method.label for method in TABLES[drawing.table].methods}
+        assert set(drawing.methods or ()) <= labels and {label for pair in drawing.pairs for label in pair} <= labels
+
+
+def test_speeds_are_measured_once_and_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Measured for an instant, on a small network."""
+    monkeypatch.setattr(speed_tables, "SECONDS", 0.01)
+    monkeypatch.setattr(speed_tables, "SHAPE", speed_tables.SHAPE | {"hidden_layers": 1, "hidden_width": 8})
+    cases = (("overhead", "TD3+BC + C4", ((300, 1), (600, 1))), ("runtime", "BC", ((300, 1), (300, 2))))
+    for name, label, columns in cases:
+        table = SPEED_TABLES[name]
+        methods = tuple(method for method in table.methods if method.label == label)
+        monkeypatch.setitem(SPEED_TABLES, name, replace(table, methods=methods, columns=columns))
+        common = [name, "--speeds", str(tmp_path / "speeds")]
+        assert main(["bench", "table", *common, "--device", "cpu", "--dry"]) == 0
+        assert "2 measurements: about" in capsys.readouterr().out
+        assert main(["bench", "table", *common, "--device", "cpu"]) == 0
+        assert main(["bench", "table", *common, "--device", "cpu", "--dry"]) == 0
+        assert "\n0 measurements" in f"\n{capsys.readouterr().out.splitlines()[-1]}"
+        assert main(["table", *common]) == 0
+        row = capsys.readouterr().out.splitlines()[-1].split(" | ")
+        assert float(row[1]) > 0 and float(row[2]) > 0 and "fp32" in row[-1]
+        draw(name, tmp_path / f"{name}.png", None, tmp_path, tmp_path / "speeds")
+    (spoiled, *_) = sorted((tmp_path / "speeds").glob("*/*.json"))
+    spoiled.rename(spoiled.with_name("bc-none-300_rows-7_runs.json"))
+    assert main(["table", *common]) == 2
+    assert "expected bc-none-300_rows-7_runs" in capsys.readouterr().err

@@ -1,0 +1,175 @@
+"""Tables: what their cells show, what is said about them, and pages that hold them."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from c4rl.cli.bench import page_command
+from c4rl.cli.main import main
+from c4rl.core.curves import late_mean
+from c4rl.core.errors import InputError
+from c4rl.results import tables
+from c4rl.results.catalogue import TABLES
+from c4rl.results.pages import fill_page, table_text
+from c4rl.results.speed_tables import SPEED_TABLES
+from c4rl.results.statistics import mean_interval
+from c4rl.results.store import Store
+from c4rl.results.table_text import caption, csv, latex, markdown, rows_of, run_rows
+from c4rl.results.tables import fill, identities
+from tests.results.conftest import METHODS, TASKS, Trained, small_table
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_cells_are_those_of_the_entries(trained: Trained) -> None:
+    table, filled = small_table(), fill(small_table(), trained.store)
+    curves = [entry.scores for entry in filled["BC", TASKS[0]].entries]
+    for which, values in (
+        ("late", [late_mean(curve) for curve in curves]),
+        ("last", [curve[-1] for curve in curves]),
+        ("best", [curve.max() for curve in curves]),
+    ):
+        low, high = mean_interval(np.array(values))
+        rows = rows_of(table, filled, which)
+        assert rows[1][1] == f"{np.mean(values):.1f} ± {(high - low) / 2:.1f}"
+        assert [row[0] for row in rows[1:]] == [method.label for method in METHODS]
+        assert [row[-1] for row in rows[1:]] == ["4/4"] * 4
+    assert "chosen in the simulator" in caption(table, filled, "best") and "2 seeds" in caption(table, filled, "late")
+    curve = rows_of(table, filled, "curve")
+    both = [entry.scores[0] for task in TASKS for entry in filled["BC", task].entries]
+    assert curve[0][1:] == ["10", "20"] and curve[1][1].startswith(f"{np.mean(both):.1f} [")
+    sideways = rows_of(replace(table, tasks_are_rows=True), filled, "last")
+    assert [list(column) for column in zip(*sideways, strict=True)] == rows_of(table, filled, "last")
+
+
+def test_every_format_has_every_cell(trained: Trained) -> None:
+    table, filled = small_table(), fill(small_table(), trained.store)
+    rows = rows_of(table, filled)
+    assert r"$\pm$" in latex(rows) and r"$\alpha$" in latex(rows) and len(markdown(rows).splitlines()) == 6
+    lines = csv(run_rows(table, filled)).splitlines()
+    assert len(lines) == 1 + 16 and '"TD3+BC, α 1.0",maze2d-open-dense-v0,0,20,fp32,,' in "\n".join(lines)
+
+
+def test_missing_runs_leave_gaps(trained: Trained) -> None:
+    table = small_table(seeds=3, tasks=(*TASKS, "maze2d-large-v1"))
+    rows = rows_of(table, fill(table, trained.store))
+    assert [row[-1] for row in rows[1:]] == ["4/6"] * 4
+    assert [row[3:6] for row in rows[1:]] == [["–", "–", "–"]] * 4, "no data, no overall mean of some cells"
+    alone = table.only(["BC"])
+    assert len(rows_of(alone, fill(alone, trained.store))) == 2
+    with pytest.raises(InputError, match="--methods: found 'CQL', expected some of BC, TD3"):
+        table.only(["CQL"])
+
+
+def test_the_papers_numbers_stand_beside_ours_and_far_cells_are_marked(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = small_table(methods=(replace(METHODS[0], paper="BC"),), paper="part")
+    filled = fill(table, trained.store)
+    ours = float(filled["BC", TASKS[0]].values("late").mean())
+    for theirs, mark in (([ours + 10, 5.1], ""), ([ours + 10, 4.9], " ‡"), ([ours + 10], "")):
+        monkeypatch.setattr(tables, "paper", lambda theirs=theirs: {"part": {TASKS[0]: {"BC": theirs}}})
+        cell = rows_of(table, filled)[1][1]
+        assert cell.endswith(f"{mark} / {' ± '.join(f'{v:.1f}' for v in theirs)}") and ("‡" in cell) == bool(mark)
+        assert ("‡" in caption(table, filled, "late")) == bool(mark)
+        assert "/" not in rows_of(table, filled)[1][3], "a mean of one of two"
+
+
+def test_tables_say_which_runs_were_not_fp32_and_which_stopped(copied: Store, trained: Trained) -> None:
+    for path in copied.folder.glob("bc/*"):
+        entry = json.loads(path.read_text())
+        entry["config"]["precision"], entry["made"]["device"] = "bf16x3", "cuda"
+        entry["stopped"] = {"update": 10, "failed_at": 11, "reason": "nan"}
+        path.write_text(json.dumps(entry))
+    table, filled = small_table(), fill(small_table(), copied)
+    assert "matrix products in fp32, bf16x3 for BC" in caption(table, filled, "late")
+    assert "†" in caption(table, filled, "late")
+    assert ["†" in row[1] for row in rows_of(table, filled)[1:]] == [True, False, False, False]
+    assert "†" not in caption(table, fill(table, trained.store), "late")
+
+
+def test_tables_of_other_quantities_show_them(trained: Trained) -> None:
+    table = small_table(quantity="c4_effective_K")
+    filled = fill(table, trained.store)
+    assert {label for label, _ in filled} == {"TD3+BC + C4"}
+    cell = filled["TD3+BC + C4", TASKS[0]]
+    expected = np.mean([late_mean(entry.curve("c4_effective_K")[1]) for entry in cell.entries])
+    assert rows_of(table, filled)[-1][1].startswith(f"{expected:.1f} ±")
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_declared_table_is_whole(name: str) -> None:
+    """Labels, headlines and the paper's names exist; no run stands for two methods."""
+    table = TABLES[name]
+    labels = [method.label for method in table.methods]
+    assert len(set(labels)) == len(labels) and set(table.headline) <= set(labels)
+    task = table.measured[0]
+    runs = [identities(table.config(method, task), [0])[0] for method in table.methods]
+    assert len(set(runs)) == len(runs)
+    if table.paper not in ("", "locomotion-10k"):
+        assert all(any(table.printed(method, task) for task in table.tasks) for method in table.methods)
+    assert table.updates % table.evaluations == 0
+
+
+def test_tables_share_their_runs() -> None:
+    """The same setting in several tables is one run."""
+
+    def runs(name: str) -> dict[str, str]:
+        table = TABLES[name]
+        return {m.label: identities(table.config(m, "hopper-medium-expert-v2"), [0])[0] for m in table.methods}
+
+    clusters, weights, often = runs("clusters"), runs("lambda"), runs("frequency")
+    same = {clusters["CQL + C4, paper, K 5"], weights["CQL + C4, paper, λ 0.1"], often["CQL + C4, paper, every 200"]}
+    same |= {runs("rows")["CQL + C4, paper, 10k rows"], runs("alpha")["CQL + C4, paper, α 10.0"]}
+    assert len(same) == 1
+    assert runs("effective-k")["CQL + C4, K 20"] == clusters["CQL + C4, paper, K 20"]
+    assert runs("trace")["CQL + C4"] == runs("c4-plugin")["CQL + C4"]
+
+
+@pytest.mark.parametrize("name", [*TABLES, *SPEED_TABLES, "index"])
+def test_every_table_prints_from_the_store_of_the_checkout(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    for format in ("markdown", "latex") if name in ("main", "overhead") else ("markdown",):
+        assert table_text(name, format, "late", None, Path("results/store"), Path("results/speed"))
+
+
+def test_wrong_words_are_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.chdir(ROOT)
+    for command, sentence in (
+        ("table nothing", "table: found 'nothing', expected one of main, c4-plugin"),
+        ("table trace --score best", "--score: found best, expected late, last or curve"),
+        ("bench table nothing --dry", "table: found 'nothing', expected one of"),
+        ("bench table main", "--data: not given, expected the folder of the datasets"),
+        ("bench pages README.md", "README.md: found no block"),
+        ("bench pages", "FILES: not given, expected Markdown pages"),
+    ):
+        assert main(command.split()) == 2
+        assert sentence in capsys.readouterr().err, command
+
+
+def test_a_page_holds_what_its_commands_print(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- c4rl table one --score 'a b' -->\nold\n<!-- end -->\nafter\n")
+    assert fill_page(page, " ".join, write=False) and "old" in page.read_text()
+    assert fill_page(page, " ".join) and not fill_page(page, " ".join)
+    assert page.read_text() == (
+        "before\n<!-- c4rl table one --score 'a b' -->\n\ntable one --score a b\n\n<!-- end -->\nafter\n"
+    )
+    with pytest.raises(InputError, match="'c4rl train --now' in a page, expected c4rl table"):
+        page_command(["train", "--now"])
+
+
+@pytest.mark.parametrize("page", ["PAPER.md", "docs/locomotion.md", "docs/findings.md"])
+def test_pages_are_those_of_the_store(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert not fill_page(Path(page), page_command, write=False), f"out of date: c4rl bench pages {page}"
+
+
+def test_explanations_are_of_cells_that_exist() -> None:
+    labels = {method.label for method in TABLES["main"].methods}
+    for name in json.loads((tables.HERE / "explanations.json").read_text()):
+        label, _, task = name.rpartition(" ")
+        assert label in labels and task in TABLES["main"].tasks
