@@ -101,7 +101,7 @@ class TestTraining:
         result = summary(job)
         assert result.keys() == {
             *("task", "algorithm", "plugins", "seeds", "updates", "dataset", "last", "best", "timing", "versions"),
-            *("score", "best_rule", "stopped", "runs", "device", "environment"),
+            *("score", "best_rule", "failed", "stopped", "runs", "device", "environment"),
         }
         assert result["environment"] == f"{PHYSICS}, mujoco {result['versions']['mujoco']}"
         assert (result["task"], result["algorithm"], result["plugins"]) == (TASK, "td3_bc", [])

@@ -28,7 +28,7 @@ COMMANDS: dict[str, Callable[[Arguments], int]] = {
 
 
 def main(arguments: Arguments | None = None) -> int:
-    """Exit codes: 0 done, 1 every run failed, 2 bad input (one sentence on stderr), 130 interrupted (all saved)."""
+    """Exit codes: 0 done, 1 a run failed, 2 bad input (one sentence on stderr), 130 interrupted (all saved)."""
     try:
         return _command(sys.argv[1:] if arguments is None else arguments)
     except InputError as error:

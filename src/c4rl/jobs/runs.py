@@ -59,7 +59,7 @@ def file_name(key: RunKey) -> str:
 def key_from(name: str) -> RunKey:
     """The reverse of `file_name`."""
     seed = name.removeprefix("seed_")
-    return int(seed) if seed.isdigit() else name
+    return int(seed) if seed.isdecimal() and len(seed) < 20 else name
 
 
 def as_runs(runs: Sequence[Run | int]) -> tuple[Run, ...]:

@@ -12,6 +12,7 @@ from c4rl.core.errors import InputError
 from c4rl.data.dataset import Dataset
 from c4rl.data.info import describe, observation_statistics
 from c4rl.data.loading import load_for_task
+from c4rl.data.minari import PREFIX
 from c4rl.data.packing import Scaling, baselines, check_scaled
 from c4rl.data.subsets import (
     hold_out,
@@ -66,6 +67,12 @@ def prepare(config: TrainConfig) -> Preparation:
     if task.name == "none":
         facts |= baselines(train if held is None else held, scaling)
     return Preparation(task, train, held, scaling, facts, describe(full)["warnings"])
+
+
+def in_any_folder(config: TrainConfig) -> TrainConfig:
+    """The config with paths of datasets that hold in any working folder."""
+    paths = (path if str(path).startswith(PREFIX) else path.absolute() for path in config.dataset)
+    return replace(config, dataset=tuple(paths))
 
 
 def prepare_all(config: TrainConfig) -> tuple[Preparation, ...]:
