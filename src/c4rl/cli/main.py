@@ -1,6 +1,7 @@
 """The command line. Commands import what they need when they run, so that `c4rl tasks` does not wait for PyTorch."""
 
 import difflib
+import signal
 import sys
 from collections.abc import Callable
 
@@ -25,6 +26,14 @@ COMMANDS: dict[str, Callable[[Arguments], int]] = {
     "bench table": bench.table,
     "bench speed": bench.speed,
 }
+
+
+def command_line() -> None:
+    """The process `c4rl`."""
+    code = main()
+    if code == 130:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is closed: one more Ctrl-C must not look like a crash
+    sys.exit(code)
 
 
 def main(arguments: Arguments | None = None) -> int:
@@ -81,4 +90,4 @@ def _help(commands: dict[str, Callable[[Arguments], int]]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command_line()

@@ -31,6 +31,7 @@ def table(arguments: Arguments) -> int:
 
     from c4rl.results.store import Store
     from c4rl.results.tables import csv, fill, get_table, latex, markdown, score_rows
+    from c4rl.training.summary import MARK
 
     chosen = get_table(flags.name)
     filled = fill(chosen, Store(flags.store))
@@ -39,4 +40,6 @@ def table(arguments: Arguments) -> int:
         return 0
     rows = score_rows(chosen, filled, flags.score)
     print(latex(rows) if flags.format == "latex" else f"{chosen.caption(flags.score)}\n\n{markdown(rows)}")
+    if any(MARK in word for row in rows for word in row):
+        print(f"\n{MARK} Some of these runs failed and were stopped; --format csv shows when.")
     return 0

@@ -54,7 +54,7 @@ def train(arguments: Arguments) -> int:
 
     fields = [flag for flag in flags_of(TrainConfig) if flag.field.name in RESUMABLE]
     flags = [*(flag for flag in flags_of(_Sources) if flag.field.name != "config"), *fields]
-    values = parse("train --resume", arguments, flags, {flag.field.name: None for flag in fields})
+    values = parse("train", arguments, flags, {flag.field.name: None for flag in fields})
     folder, allow_import = values.pop("resume"), values.pop("allow_import")
     changes = {name: value for name, value in values.items() if value is not None}
     return _run(lambda loop: loop.resume(folder, allow_import=allow_import, **changes))
@@ -89,8 +89,16 @@ def config_of(arguments: Arguments) -> "TrainConfig":
     for owner in (options, *of_plugins):
         defaults |= {field.name: getattr(owner, field.name) for field in fields(owner)}
 
-    kinds = (_Sources, TrainConfig, type(options), *map(type, of_plugins))
-    flags = [flag for kind in kinds for flag in flags_of(kind) if flag.field.name not in ("options", "plugin_options")]
+    names = plugin_names(plugins, algorithm)
+    panels = {_Sources: "", TrainConfig: "", type(options): algorithm} | dict(
+        zip(map(type, of_plugins), names, strict=True)
+    )
+    flags = [
+        flag
+        for kind, panel in panels.items()
+        for flag in flags_of(kind, panel)
+        if flag.field.name not in ("options", "plugin_options")
+    ]
     values = parse("train", arguments, flags, defaults, HELP)
     options, *of_plugins = (type(o)(**{f.name: values.pop(f.name) for f in fields(o)}) for o in (options, *of_plugins))
     del values["config"], values["resume"], values["allow_import"]

@@ -14,6 +14,7 @@ from c4rl.environments.tasks import PHYSICS
 from c4rl.jobs.config import TrainConfig, preset_fields
 from c4rl.results.statistics import bootstrap_interval, interquartile_mean, late_mean, mean, mean_interval
 from c4rl.results.store import Entry, Store, determinants, identity
+from c4rl.training.summary import MARK
 
 HERE = Path(__file__).parent
 EIGHT = (
@@ -132,6 +133,11 @@ class Cell(NamedTuple):
     def best(self) -> np.ndarray:
         return np.array([entry.scores.max() for entry in self.entries])
 
+    @property
+    def mark(self) -> str:
+        """Of a cell with runs that failed."""
+        return MARK if any(entry.data["stopped"] for entry in self.entries) else ""
+
 
 Filled = dict[tuple[str, str], Cell]  # (method, task) -> cell; only those with entries
 
@@ -154,7 +160,7 @@ def score_rows(table: ResultTable, filled: Filled, which: str = "late") -> Rows:
     for method in table.methods:
         cells = [filled.get((method.label, task)) for task in table.tasks]
         words = [
-            show(getattr(cell, which) if cell else None, printed(method, task))
+            show(getattr(cell, which) if cell else None, printed(method, task), cell.mark if cell else "")
             for cell, task in zip(cells, table.tasks, strict=True)
         ]
         whole = [cell for cell in cells if cell and len(cell.entries) == len(table.seeds)]
@@ -172,11 +178,11 @@ def _overall(scores: np.ndarray | None) -> list[str]:
     return [f"{mean(scores):.1f} [{low:.1f}, {high:.1f}]", f"{interquartile_mean(scores):.1f}"]
 
 
-def show(scores: np.ndarray | None, theirs: Sequence[float] | None) -> str:
+def show(scores: np.ndarray | None, theirs: Sequence[float] | None, mark: str = "") -> str:
     ours = "–"
     if scores is not None:
         low, high = mean_interval(scores)
-        ours = f"{scores.mean():.1f}" + (f" ± {(high - low) / 2:.1f}" if len(scores) > 1 else "")
+        ours = f"{scores.mean():.1f}" + (f" ± {(high - low) / 2:.1f}" if len(scores) > 1 else "") + mark
     return f"{ours} / {theirs[0]:.1f}" if theirs else ours
 
 
@@ -201,7 +207,12 @@ def markdown(rows: Rows) -> str:
 def latex(rows: Rows) -> str:
     def escaped(word: str) -> str:
         return (
-            word.replace("±", r"$\pm$").replace("–", "--").replace("&", r"\&").replace("%", r"\%").replace("_", r"\_")
+            word.replace("±", r"$\pm$")
+            .replace(MARK, r"\textdagger")
+            .replace("–", "--")
+            .replace("&", r"\&")
+            .replace("%", r"\%")
+            .replace("_", r"\_")
         )
 
     lines = [" & ".join(map(escaped, row)) + r" \\" for row in rows]
@@ -211,10 +222,12 @@ def latex(rows: Rows) -> str:
 
 def csv(table: ResultTable, filled: Filled) -> str:
     """Every run of the table, a line each."""
-    lines = ["method,task,seed,update,score,late,best_in_simulator"]
+    lines = ["method,task,seed,update,score,late,best_in_simulator,failed_at"]
     for (label, task), cell in filled.items():
         for entry, last, late, best in zip(cell.entries, cell.last, cell.late, cell.best, strict=True):
-            lines.append(f'"{label}",{task},{entry.seed},{entry.updates[-1]},{last:.3f},{late:.3f},{best:.3f}')
+            failed_at = (entry.data["stopped"] or {}).get("failed_at", "")
+            numbers = f"{entry.updates[-1]},{last:.3f},{late:.3f},{best:.3f},{failed_at}"
+            lines.append(f'"{label}",{task},{entry.seed},{numbers}')
     return "\n".join(lines)
 
 

@@ -24,7 +24,7 @@ from c4rl.data.packing import pack_datasets
 from c4rl.environments.tasks import physics, simulator
 from c4rl.jobs.config import RESUMABLE, TrainConfig, to_json
 from c4rl.jobs.registry import algorithm_class
-from c4rl.jobs.runs import RunKey, file_name, key_of, runs_of
+from c4rl.jobs.runs import RunKey, explain_launches, file_name, key_of, runs_of
 from c4rl.training.background import (
     BackgroundWriter,
     KnownScores,
@@ -163,6 +163,8 @@ class Trainer:
         for sentence in dict.fromkeys(self.notes):
             self.console.print(sentence, highlight=False, markup=False, soft_wrap=True)
         self.display = Display(title, self.runs, self.total, self.progress.update, self.console)
+        if (split := explain_launches(config, self.runs, self.buffer.dataset_lengths, self.device)) is not None:
+            self.display.message(split)
         if not self.directory.has_tensorboard:
             self.display.message(f"no logs for TensorBoard: {how_to_install('tensorboard')}")
         for run in self.runs:
