@@ -8,8 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 import c4rl.training.loop as loop
+import c4rl.training.preparation as preparation
 from c4rl.training.checkpoint import load_checkpoint, load_progress
 from c4rl.training.launch import Launch
 from tests.cli.support import assert_same_tensors, listing, metric_lines, run, summary
@@ -80,6 +82,35 @@ def test_with_data_that_moved(
     stored = json.loads((folder / "config.json").read_text())
     assert (stored["dataset"], stored["threads"], stored["device"]) == (str(moved), 1, "cpu")
     assert run("train", "--resume", folder) == 0  # the new place is remembered
+
+
+@pytest.mark.parametrize(("load", "threads"), [(0.0, 8), (0.5, 4), (0.97, 1), (3.0, 1)])
+def test_threads_are_as_many_as_cores_are_free(load: float, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparation, "ALL_THREADS", 8)
+    monkeypatch.setattr(os, "getloadavg", lambda: (load * (os.cpu_count() or 1), 0.0, 0.0))
+    assert preparation.free_threads.__wrapped__() == threads
+
+
+def test_with_the_threads_it_began_with_whatever_the_load_is_now(
+    straight: Path,
+    plain_data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Another number of threads would round differently."""
+    used: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", used.append)
+    monkeypatch.setattr(loop, "ALL_THREADS", 2)
+    monkeypatch.setattr(loop, "free_threads", lambda: 1)
+    stored = json.loads((straight / "config.json").read_text()) | {"threads": None}
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    assert run("train", "--config", tmp_path / "config.json", "--output", tmp_path / "job", "--updates", "2") == 0
+    assert "1 of 2 threads, since other processes were busy when it began" in capsys.readouterr().out
+    monkeypatch.setattr(loop, "free_threads", lambda: 2)
+    assert run("train", "--resume", tmp_path / "job") == 0
+    assert run("train", "--resume", tmp_path / "job", "--threads", "2") == 0
+    assert used == [1, 1, 2]
 
 
 def test_beyond_the_planned_end(straight: Path, plain_data: Path, tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ class TrainConfig(Options):
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, ..."""
     threads: int | None = option(None, at_least=1, at_most=4096)
-    """CPU threads, and processes that evaluate; default: all cores."""
+    """CPU threads, and processes that evaluate; default: as many threads as cores are free, a process per core."""
     cuda_graph: bool = True
     """On a GPU: replay each update as one CUDA graph instead of launching its kernels one by one."""
     fused_kernels: bool = True

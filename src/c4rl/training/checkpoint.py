@@ -58,6 +58,7 @@ class Progress:
     pending: list[int] = field(default_factory=list)  # updates whose evaluations are under way
     settings: str = ""  # digest of config.json, without what a resumed job may change
     environment: str | None = None  # the simulator of the scores so far
+    threads: int = 0  # of the CPU; 0: not known
 
 
 def save_checkpoint(path: Path, states: Mapping[Any, RunState], progress: Progress) -> None:
@@ -87,7 +88,7 @@ def load_progress(path: Path) -> Progress:
         data = parse_json(file.metadata().get("progress", ""), f"{path}: its header", "the progress of a job")
     frozen = data.pop("frozen", {}) if isinstance(data, dict) else {}
     progress: Progress = from_dict(Progress, data, str(path))
-    if not isinstance(frozen, dict) or min(progress.update, *progress.pending, 0) < 0:
+    if not isinstance(frozen, dict) or min(progress.update, progress.threads, *progress.pending) < 0:
         raise InputError(f"{path}: found a header with other values than a job's, expected one written by c4rl train")
     progress.frozen = {run: asdict(from_dict(Failure, failure, f"{path}: {run}")) for run, failure in frozen.items()}
     return progress

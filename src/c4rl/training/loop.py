@@ -44,7 +44,14 @@ from c4rl.training.checkpoint import (
 from c4rl.training.display import Display
 from c4rl.training.evaluation import HeldOutEvaluation, SimulatorEvaluation
 from c4rl.training.launch import Launch, launches_of
-from c4rl.training.preparation import Preparation, choose_device, in_any_folder, prepare_all
+from c4rl.training.preparation import (
+    ALL_THREADS,
+    Preparation,
+    choose_device,
+    free_threads,
+    in_any_folder,
+    prepare_all,
+)
 from c4rl.training.run_directory import RunDirectory, check_new_output, job_config
 from c4rl.training.snapshot import GoodStates
 from c4rl.training.summary import FAILED, Record, best_records, describe_failure, is_better, summarise
@@ -116,14 +123,13 @@ class Trainer:
         self.config, self.preparations, self.directory, self.device = config, preparations, directory, device
         self.runs = runs_of(config)
         self.scalings = [preparation.scaling for preparation in preparations]
-        if config.threads is not None:
-            torch.set_num_threads(config.threads)
         self.buffer = pack_datasets([(p.train, p.scaling) for p in preparations], device)
         self.good = GoodStates()
         self.progress = Progress(
             dataset_sha256=",".join(p.facts["sha256"] for p in preparations),
             settings=directory.settings,
             environment=simulator(*(p.task for p in preparations)),
+            threads=config.threads or free_threads(),
         )
         plan = algorithm_class(config.algorithm).plan(config.options, config.updates)
         self.total = sum(stage.updates for stage in plan)  # updates of all stages
@@ -142,6 +148,7 @@ class Trainer:
         if resumed and directory.checkpoint.exists():
             self._restore()
         else:
+            torch.set_num_threads(self.progress.threads)
             self.launches = launches_of(config, self.buffer, device)
             if resumed:
                 directory.rewind([])
@@ -160,6 +167,9 @@ class Trainer:
         if config.precision != "fp32":
             own_kernels = available(self.device) and config.fused_kernels
             title += f", {config.precision if own_kernels else f'fp32 ({config.precision} needs fused GPU kernels)'}"
+        if config.threads is None and self.progress.threads < ALL_THREADS:
+            others = f"{self.progress.threads} of {ALL_THREADS} threads, since other processes were busy when it began"
+            self.notes.append(f"{others}; --threads changes that")
         for sentence in dict.fromkeys(self.notes):
             self.console.print(sentence, highlight=False, markup=False, soft_wrap=True)
         self.display = Display(title, self.runs, self.total, self.progress.update, self.console)
@@ -408,6 +418,8 @@ class Trainer:
                 raise InputError(f"{path}: {words}, expected the same: their scores do not compare")
             self.notes.append(f"warning: {path}: {words}")
         began.settings, began.environment = now.settings, now.environment
+        began.threads = self.config.threads or began.threads or now.threads  # sums round differently with others
+        torch.set_num_threads(began.threads)
 
     @contextmanager
     def _graceful_interruption(self) -> Iterator[None]:

@@ -1,8 +1,10 @@
 """From a config to rows ready for training: everything that can be wrong with the input is found here."""
 
+import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.registry import algorithm_class
 from c4rl.jobs.runs import data_configs
 
+ALL_THREADS = torch.get_num_threads()  # PyTorch's own choice, before any job makes another
 # --subset -> (data, rows, seed) -> fewer data
 SUBSETS: dict[str, Callable[[Dataset, int, int], Dataset]] = {
     "trajectories": trajectory_subset,
@@ -104,6 +107,14 @@ def _scaling(config: TrainConfig, train: Dataset, full: Dataset) -> Scaling:
             f"{config.dataset[0]}: --normalize-returns needs returns that differ, found {returns[0]:g} only"
         )
     return replace(scaling, reward_scale=config.reward_scale * 1000 / spread)
+
+
+@cache
+def free_threads() -> int:
+    """As many threads as cores are free when first asked: threads that share a core wait for each other at every sum,
+    so that one alone is often ten times faster. Asked once, since later the load is our own."""
+    busy = os.getloadavg()[0] / (os.cpu_count() or 1)
+    return max(1, math.ceil(ALL_THREADS * (1 - busy)))
 
 
 def choose_device(name: str) -> torch.device:
