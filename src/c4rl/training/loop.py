@@ -69,7 +69,9 @@ def train(config: TrainConfig, console: Console | None = None) -> dict[str, Any]
     preparations, device = prepare_all(config), choose_device(config.device)
     directory = RunDirectory(config.output)
     directory.create(config)
-    return Trainer(config, preparations, directory, device, console or Console()).run()
+    trainer = Trainer(config, preparations, directory, device, console or Console())
+    del preparations  # the trainer has packed their rows
+    return trainer.run()
 
 
 def resume(path: Path, console: Console | None = None, *, allow_import: bool = False, **changes: Any) -> dict[str, Any]:
@@ -82,6 +84,7 @@ def resume(path: Path, console: Console | None = None, *, allow_import: bool = F
     directory.reopen(config)
     try:
         trainer = Trainer(config, preparations, directory, device, console or Console(), resumed=True)
+        del preparations
         if changes:
             directory.change(**{name: to_json(config)[name] for name in changes})
         if trainer.progress.update < trainer.total:  # of a job that had ended
@@ -120,7 +123,7 @@ class Trainer:
         console: Console,
         resumed: bool = False,
     ) -> None:
-        self.config, self.preparations, self.directory, self.device = config, preparations, directory, device
+        self.config, self.directory, self.device = config, directory, device
         self.runs = runs_of(config)
         self.scalings = [preparation.scaling for preparation in preparations]
         self.buffer = pack_datasets([(p.train, p.scaling) for p in preparations], device)
@@ -145,6 +148,7 @@ class Trainer:
             if preparations[0].task.name == "none"
             else SimulatorEvaluation(config, preparations, spare_cores=1 if self.in_background else 0)
         )
+        self.preparations = [preparation.without_rows() for preparation in preparations]
         if resumed and directory.checkpoint.exists():
             self._restore()
         else:
@@ -160,7 +164,7 @@ class Trainer:
     def run(self) -> dict[str, Any]:
         config = self.config
         plugins = "" if config.plugins == ("none",) else " + " + " + ".join(config.plugins)
-        rows = " + ".join(f"{len(p.train):,}" for p in self.preparations)
+        rows = " + ".join(f"{p.facts['rows']:,}" for p in self.preparations)
         title = f"{config.algorithm}{plugins} on {' and '.join(config.task)}, {rows} rows, {self.device.type}"
         if self.device.type == "cuda" and config.fused_kernels and (reason := missing()) is not None:
             title += f", PyTorch's own kernels ({reason})"

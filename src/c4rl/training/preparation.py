@@ -50,6 +50,12 @@ class Preparation:
     facts: dict[str, Any]  # the summary's "dataset" entry
     warnings: list[str]  # those of `c4rl data info`
 
+    def without_rows(self) -> "Preparation":
+        """Once they are packed, the rows are only in the way."""
+        rows = {name: value for name, value in vars(self.train).items() if isinstance(value, np.ndarray)}
+        arrays: dict[str, Any] = {name: value[:0].copy() for name, value in rows.items()}
+        return replace(self, train=replace(self.train, **arrays), held_out=None)
+
 
 def prepare(config: TrainConfig) -> Preparation:
     """Prepare a job with one dataset."""
@@ -58,6 +64,7 @@ def prepare(config: TrainConfig) -> Preparation:
     if task.name != "none" and (reason := missing(task)) is not None:
         raise InputError(f"--task {task_name}: cannot be evaluated here: {reason}")
     full = load_for_task(path, task, config.action_low, config.action_high, config.clip_actions)
+    warnings = describe(full)["warnings"]
     train, held = full, None
     if task.name == "none" and config.hold_out > 0:
         train, held = hold_out(train, config.hold_out, config.subset_seed)
@@ -69,7 +76,7 @@ def prepare(config: TrainConfig) -> Preparation:
     check_scaled(full, scaling)
     if task.name == "none":
         facts |= baselines(train if held is None else held, scaling)
-    return Preparation(task, train, held, scaling, facts, describe(full)["warnings"])
+    return Preparation(task, train, held, scaling, facts, warnings)
 
 
 def in_any_folder(config: TrainConfig) -> TrainConfig:
