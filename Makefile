@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # A CPU-only PyTorch: make run TORCH="torch --index-url https://download.pytorch.org/whl/cpu"
 TORCH ?=
 
-# How many spoiled files `make fuzz` tries.
+# How many spoiled files `make fuzz` tries; of run folders and command lines, half as many.
 CASES ?= 20000
 
 .PHONY: run test lint fuzz clean
@@ -23,7 +23,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/lint-imports --no-cache
 
 fuzz: $(VENV)/.installed-dev
-	C4RL_FUZZ=$(CASES) OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal tests/data/test_fuzzed_files.py
+	C4RL_FUZZ=$(CASES) OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal tests/data/test_fuzzed_files.py tests/cli/test_fuzzed_commands.py
 
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

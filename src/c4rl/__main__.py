@@ -1,7 +1,5 @@
 """`python -m c4rl` is the command line."""
 
-import sys
+from c4rl.cli.main import command_line
 
-from c4rl.cli.main import main
-
-sys.exit(main())
+command_line()

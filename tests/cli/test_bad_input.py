@@ -258,8 +258,8 @@ BAD_FOLDERS: dict[str, tuple[Build, list[str]]] = {
     ),
     "resume what is no job": (lambda folder: ["train", "--resume", folder], ["config.json", "no such file"]),
     "resume with further flags": (
-        lambda folder: ["train", "--resume", folder, "--updates", "9"],
-        ["--resume", "further flags", "expected --resume DIR alone"],
+        lambda folder: ["train", "--resume", folder, "--seeds", "9"],
+        ["--seeds", "found where a known flag was expected", "`c4rl train --help`"],
     ),
     "evaluate what is no job": (lambda folder: ["evaluate", folder], ["config.json", "no such file"]),
     "export what is no job": (lambda folder: ["export", folder], ["config.json", "no such file"]),

@@ -108,6 +108,7 @@ class TestTraining:
                 "curve",
                 "score",
                 "late_rule",
+                "failed",
                 "best_rule",
                 "stopped",
                 "runs",

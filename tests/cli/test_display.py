@@ -8,8 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from rich.console import Console
 
+from c4rl.cli.train import print_summary
+from c4rl.jobs.runs import explain_launches, runs_of
 from tests.cli.support import SMALL, run, save_npz
+from tests.helpers import small_config
 
 
 @pytest.fixture
@@ -65,3 +70,73 @@ def test_a_precision_that_this_device_does_not_have_is_named(
 ) -> None:
     assert run(*command, "--precision", "bf16x3", "--device", "cpu") == 0
     assert "cpu, fp32 (bf16x3 needs fused GPU kernels)" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_narrow_table_shows_whole_names_and_no_spread_of_one_seed(capsys: pytest.CaptureFixture[str]) -> None:
+    names = [f"hopper-medium-expert-v2,alpha=0.5,lambda={value}" for value in ("0.125", "0.375")]
+    result = {"scores": [1.5], "mean": 1.5, "std": None}
+    results = dict.fromkeys(("last", "late", "best"), result) | {"curve": {"updates": [10], "scores": [[1.5]]}}
+    failure = {"reason": "a loss was not finite", "failed_at": 1200, "update": 1000}
+    print_summary(
+        {
+            "algorithm": "td3_bc",
+            "plugins": ["c4", "layer_norm"],
+            "task": "hopper-medium-expert-v2",
+            "score": "normalised",
+            "seeds": [7],
+            "groups": [
+                {"name": name, "seeds": [7], "failed": failed, **results}
+                for name, failed in zip(names, ([], [7]), strict=True)
+            ],
+            "runs": [
+                {"name": f"{name},seed=7", "failed": failed}
+                for name, failed in zip(names, (None, failure), strict=True)
+            ],
+        },
+        Console(width=70),
+    )
+    out = capsys.readouterr().out
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if "│" in line]
+    assert "".join(row[0] for row in rows) == "".join(names)
+    assert [row[2:] for row in rows if row[2]] == [["1.5", "-", "1.5"]] * 3 + [["1.5†", "-", "1.5†"]] * 3
+    title = " ".join(out.partition("┏")[0].split())
+    assert title == "td3_bc + c4 + layer_norm on hopper-medium-expert-v2 (normalised)"
+    assert f"† {names[1]},seed=7: a loss was not finite at update 1,200; stopped, kept as of update 1,000" in out
+
+
+@pytest.mark.parametrize(
+    ("seeds", "sweep", "device", "words"),
+    [
+        (3, (), "cpu", None),
+        (10, (), "cuda", None),
+        (10, (), "cpu", "10 runs in 2 launches: on a CPU td3_bc is fastest with 8 at a time"),
+        (
+            2,
+            ("lambda=0,0.1,0.3", "K=2,3"),
+            "cuda",
+            "12 runs in 2 launches: runs that differ in lambda do not always share one",
+        ),
+        (
+            5,
+            ("lambda=0,0.1,0.3",),
+            "cpu",
+            "15 runs in 3 launches: runs that differ in lambda do not always share one, and on a CPU td3_bc is "
+            "fastest with 8 at a time",
+        ),
+    ],
+)
+def test_a_job_tells_into_how_many_launches_it_was_split_and_why(
+    seeds: int, sweep: tuple[str, ...], device: str, words: str | None
+) -> None:
+    config = small_config("td3_bc", ("c4",), seeds=tuple(range(seeds)), sweep=sweep)
+    assert explain_launches(config, runs_of(config), [200], torch.device(device)) == words
+
+
+def test_the_help_has_a_panel_for_each_plug_in(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run("train", "--algorithm", "cql", "--plugins", "c4", "dr3", "--help")
+    panels = re.split(r"\n\W+ (\w+) options \W+\n", capsys.readouterr().out)
+    assert panels[1::2] == ["cql", "c4", "dr3"]
+    text = dict(zip(panels[1::2], panels[2::2], strict=True))
+    assert "--cql-actions" in text["cql"] and "--lambda" in text["c4"] and "--lambda" not in text["cql"]
+    assert "--resume" in panels[0] and "--config" in panels[0]

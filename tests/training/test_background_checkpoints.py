@@ -182,7 +182,7 @@ def test_a_run_that_fails_is_kept_as_of_the_last_snapshot(
         launch.algorithm.actor.mlp.weights[0].data[1, 0, 0, 0] = float("nan")
 
     at_update(monkeypatch, 35, poison)
-    assert run(*command(plain_data, tmp_path / "job", *flags)) == 0
+    assert run(*command(plain_data, tmp_path / "job", *flags)) == 1
     assert [stopped["update"] for stopped in summary(tmp_path / "job")["stopped"].values()] == [28]
     monkeypatch.undo()
     assert run(*command(plain_data, tmp_path / "short", "--updates", "28")) == 0

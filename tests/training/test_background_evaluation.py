@@ -275,7 +275,7 @@ def test_asked_to_stop_twice_it_waits_no_more_and_loses_nothing(
         at_update(monkeypatch, 65, lambda: os.kill(os.getpid(), signal.SIGINT))
         monkeypatch.setattr(SimulatorScores, "result", lambda self: os.kill(os.getpid(), signal.SIGINT))
         assert run(*command(folder)) == 130
-    assert "c4rl: interrupted\n" in capsys.readouterr().err
+    assert "c4rl: interrupted twice: left as of the last checkpoint; continue with: c4rl" in capsys.readouterr().err
     progress = load_checkpoint(folder / "checkpoint.safetensors")[1]
     assert (progress.update, progress.pending) == (65, [20, 40, 60])
     slow.until = lambda number: True
@@ -302,12 +302,12 @@ def test_a_run_that_fails_is_scored_before_and_after_as_it_was(
         monkeypatch.setattr(Launch, "update", poisoned)
         for background, folder in folders.items():
 
-            def saving(path: Path, policies: Any, updates: dict[Any, int], background: str = background) -> None:
+            def saving(path: Path, policies: Any, updates: Any, failed: Any, background: str = background) -> None:
                 saved[background].append((path.name, updates))
-                save(path, policies, updates)
+                save(path, policies, updates, failed)
 
             monkeypatch.setattr(loop, "save_policies", saving)
-            assert run(*command(folder, background=background)) == 0
+            assert run(*command(folder, background=background)) == 1
     frozen = next(iter(summary(folders["yes"])["stopped"].values()))
     assert frozen["update"] == 49
     assert saved["yes"] == saved["no"]

@@ -1,5 +1,7 @@
 """A run that leaves the finite numbers is stopped at its last good state; the others go on without it."""
 
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +12,15 @@ import torch
 import c4rl.training.loop as loop
 from c4rl.training.checkpoint import Progress, load_checkpoint
 from c4rl.training.launch import Launch, RunState
-from tests.cli.support import SMALL, listing, metric_lines, run, summary, tensors
+from tests.cli.support import (
+    SMALL,
+    assert_tensorboard_shows_the_metrics,
+    listing,
+    metric_lines,
+    run,
+    summary,
+    tensors,
+)
 
 Update = Callable[[Launch, int], None]
 REASON = "a loss or weight was not finite"
@@ -75,10 +85,17 @@ def test_one_of_three(
     folder = tmp_path / "job"
     with pytest.MonkeyPatch.context() as monkeypatch:
         poison(monkeypatch, seed=1, at=at)
-        assert run(*command(plain_data, folder, "--seeds", "0", "1", "2")) == 0
-    sentence = f"seed 1: {REASON} at update {failed_at}; stopped, kept as of update {kept}"
-    assert sentence in capsys.readouterr().out
-    assert summary(folder)["stopped"] == {"1": {"update": kept, "failed_at": failed_at, "reason": REASON}}
+        assert run(*command(plain_data, folder, "--seeds", "0", "1", "2")) == 1
+    out, err = capsys.readouterr()
+    failure = {"update": kept, "failed_at": failed_at, "reason": REASON}
+    assert f"seed 1: {REASON} at update {failed_at}; stopped, kept as of update {kept}" in out
+    assert err == "c4rl: 1 of 3 runs failed: seed_1\n"
+    found = summary(folder)
+    assert found["stopped"] == {"1": failure} and found["failed"] == [1]
+    assert [one["failed"] for one in found["runs"]] == [None, failure, None]
+    assert_tensorboard_shows_the_metrics(folder)  # and the update of the failure among them
+    marked = [line["update"] for line in metric_lines(folder) if line.get("failed_at") == failed_at]
+    assert marked and min(marked) >= failed_at and marked[-1] == 60
     # the seed that failed: as of its last good checkpoint, in every file
     assert run(*command(plain_data, tmp_path / "short", "--seeds", "0", "1", "2", "--updates", kept)) == 0
     ours, short = tensors(folder), tensors(tmp_path / "short")
@@ -122,7 +139,7 @@ def test_a_stopped_run_stays_stopped_when_the_job_is_resumed(plain_data: Path, t
                 assert name == "resumed"
     states, progress = load_checkpoint(jobs["resumed"] / "checkpoint.safetensors")
     assert set(states) == {0, 1} and progress.update == 42 and set(progress.frozen) == {"0"}
-    assert run("train", "--resume", jobs["resumed"]) == 0  # without the poison: seed 0 could go on, and must not
+    assert run("train", "--resume", jobs["resumed"]) == 1  # without the poison: seed 0 could go on, and must not
     assert summary(jobs["resumed"])["stopped"] == summary(jobs["straight"])["stopped"]
     assert summary(jobs["resumed"])["stopped"]["0"]["update"] == 14
     assert summary(jobs["resumed"])["last"] == summary(jobs["straight"])["last"]
@@ -130,19 +147,39 @@ def test_a_stopped_run_stays_stopped_when_the_job_is_resumed(plain_data: Path, t
     assert all(np.array_equal(resumed[name], values) for name, values in straight.items())
 
 
-def test_a_stopped_run_is_scored_as_it_was_kept(maze_data: Path, tmp_path: Path) -> None:
-    flags = ["--eval-every", "30", "--eval-episodes", "1", "--seeds", "0", "1"]
+def test_a_stopped_run_is_scored_as_it_was_kept(
+    maze_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--eval-every", "30", "--eval-episodes", "1", "--seeds", "1", "0"]
     folder = tmp_path / "job"
     with pytest.MonkeyPatch.context() as monkeypatch:
         poison(monkeypatch, seed=1, at=33)
-        assert run(*command(maze_data, folder, *flags, task="maze2d-open-dense-v0")) == 0
+        assert run(*command(maze_data, folder, *flags, task="maze2d-open-dense-v0")) == 1
+    out = capsys.readouterr().out
+    assert re.search(r"last +│ +[-.\d]+† +│ +[-.\d]+ │ +[-.\d]+† │ +[-.\d]+ │", out), out
     short = tmp_path / "short"
     assert run(*command(maze_data, short, *flags, "--updates", "28", task="maze2d-open-dense-v0")) == 0
     result, kept = summary(folder), summary(short)
-    assert result["last"]["returns"][1] == kept["last"]["returns"][1]
-    assert result["last"]["returns"][0] != kept["last"]["returns"][0]
+    assert result["last"]["returns"][0] == kept["last"]["returns"][0]
+    assert result["last"]["returns"][1] != kept["last"]["returns"][1]
     assert np.isfinite(result["last"]["mean"]) and np.isfinite(result["best"]["mean"])
-    assert run("evaluate", folder, "--episodes", "1") == 0
+    capsys.readouterr()
+    assert run("evaluate", folder, "--episodes", "1", "--json", tmp_path / "scores.json") == 1
+    out = capsys.readouterr().out
+    failure = f"{REASON} at update 34; stopped, kept as of update 28"
+    assert re.search(r"1 │ +[-.\d]+† │ +- │", out) and re.search(r"0 │ +[-.\d]+ │ +- │", out), out
+    assert failure in " ".join(out.split())
+    failed = {one["seed"]: one["failed"] for one in json.loads((tmp_path / "scores.json").read_text())["runs"]}
+    assert failed == {1: failure, 0: None}
+    # only a sound run is exported
+    for which in (["--seed", "1"], ["--run", "seed_1"]):
+        assert run("export", folder, *which, "--output", tmp_path / "failed.npz") == 2
+        assert f"seed 1 failed ({failure}), expected one of seed_0" in capsys.readouterr().err
+        assert not (tmp_path / "failed.npz").exists()
+    assert run("export", folder, "--output", tmp_path / "sound.npz") == 0
+    assert f"passed over seed_1, which failed: {failure}" in capsys.readouterr().out
+    weights, sound = np.load(tmp_path / "sound.npz"), tensors(folder, "policy_last")
+    assert np.array_equal(weights["w0"], sound["seed_0/w0"]) and not np.array_equal(weights["w0"], sound["seed_1/w0"])
 
 
 @pytest.mark.parametrize("algorithm", ["td3_bc", "cql"])
@@ -167,4 +204,7 @@ def test_when_all_runs_fail(
     before = listing(folder)
     assert run("train", "--resume", folder) == 1
     assert listing(folder) == before
-    assert run("export", folder, "--output", tmp_path / "policy.npz") == 0
+    capsys.readouterr()
+    assert run("export", folder, "--output", tmp_path / "policy.npz") == 2
+    assert "found only runs that failed" in capsys.readouterr().err
+    assert not (tmp_path / "policy.npz").exists()

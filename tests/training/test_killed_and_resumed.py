@@ -169,8 +169,8 @@ def _between_the_policies_and_the_checkpoint(monkeypatch: pytest.MonkeyPatch) ->
     """At the third evaluation, whose policies are then newer than the checkpoint."""
     save = loop.save_policies
 
-    def cut(path: Path, policies: Policies, update: dict[int, int]) -> None:
-        save(path, policies, update)
+    def cut(path: Path, policies: Policies, update: dict[int, int], failed: dict[int, str]) -> None:
+        save(path, policies, update, failed)
         if path.name == "policy_last.safetensors" and 180 in update.values():
             raise PowerCut
 

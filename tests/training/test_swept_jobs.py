@@ -139,7 +139,7 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(Launch, "update", poisoned)
-        assert run(*command(plain_data, folder, *flags, "--sweep", "critic_lr=3e-4,0.1", "K=2,3")) == 0
+        assert run(*command(plain_data, folder, *flags, "--sweep", "critic_lr=3e-4,0.1", "K=2,3")) == 1
     out = capsys.readouterr().out
     assert set(summary(folder)["stopped"]) == set(failed)
     for name in failed:

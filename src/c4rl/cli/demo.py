@@ -30,8 +30,7 @@ def demo(arguments: Arguments) -> int:
     from c4rl.results.demonstration import demonstrate
 
     folder = flags.output or next(path for i in range(1, 10_000) if not (path := _folder(i)).exists())
-    demonstrate(folder, flags.task, flags.size, flags.updates, flags.seeds, flags.episodes)
-    return 0
+    return demonstrate(folder, flags.task, flags.size, flags.updates, flags.seeds, flags.episodes)
 
 
 def _folder(number: int) -> Path:

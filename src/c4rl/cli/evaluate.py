@@ -26,6 +26,8 @@ class Flags(Options):
     """Only the run of this name (as in summary.json); default all."""
     json: Path | None = None
     """Also write the result to this new file."""
+    allow_import: bool = False
+    """Import the module that the folder's task names (gym:MODULE:ID): its code runs."""
 
 
 def evaluate(arguments: Arguments) -> int:
@@ -35,19 +37,22 @@ def evaluate(arguments: Arguments) -> int:
     from c4rl.core.files import write_json
     from c4rl.results.policies import score_folder
     from c4rl.training.run_directory import check_new_file
+    from c4rl.training.summary import MARK, show_std
 
     if flags.json is not None:
         check_new_file("json", flags.json)
-    result = score_folder(flags.folder, flags.episodes, flags.checkpoint, flags.seed, flags.run)
+    result = score_folder(flags.folder, flags.episodes, flags.checkpoint, flags.seed, flags.run, flags.allow_import)
     tasks = result["task"] if isinstance(result["task"], str) else " and ".join(result["task"])
     title = f"{tasks}: {flags.checkpoint} checkpoint, {flags.episodes} episodes ({result['score']})"
-    table = Table(title=title, caption=f"simulated on {result['environment']}")
     first = "run" if "run" in result["runs"][0] else "seed"
+    failed = [f"{MARK} {row[first]}: {row['failed']}" for row in result["runs"] if row["failed"]]
+    table = Table(title=title, caption="\n".join([f"simulated on {result['environment']}", *failed]))
     for heading in (first, "score", "std over episodes", "return"):
-        table.add_column(heading, justify="left" if heading == "run" else "right")
+        table.add_column(heading, justify="left" if heading == "run" else "right", overflow="fold")
     for row in result["runs"]:
-        table.add_row(str(row[first]), f"{row['mean']:.1f}", f"{row['std']:.1f}", f"{row['return']:.1f}")
+        mark = MARK if row["failed"] else ""
+        table.add_row(str(row[first]), f"{row['mean']:.1f}{mark}", show_std(row["std"]), f"{row['return']:.1f}")
     Console().print(table)
     if flags.json is not None:
         write_json(flags.json, result)
-    return 0
+    return 1 if failed else 0

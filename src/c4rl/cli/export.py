@@ -19,7 +19,7 @@ class Flags(Options):
     checkpoint: Literal["last", "best"] = "last"
     """The last policy, or that of the seed's best evaluation."""
     seed: int | None = option(None, at_least=0, at_most=2**63 - 1)
-    """Which run, where only one has this seed; default the first."""
+    """Which run, where only one has this seed; default the first that did not fail."""
     run: str | None = None
     """Which run, by its name in summary.json."""
     output: Path | None = None
@@ -30,7 +30,11 @@ def export(arguments: Arguments) -> int:
     """Write a run's policy to a file that NumPy alone can read."""
     flags = parse_as(Flags, "export", arguments, export.__doc__)
 
+    from c4rl.jobs.runs import file_name
     from c4rl.results.policies import export_policy
 
-    print(f"wrote {export_policy(flags.folder, flags.checkpoint, flags.seed, flags.output, flags.run)}")
+    path, passed_over = export_policy(flags.folder, flags.checkpoint, flags.seed, flags.output, flags.run)
+    for run, failure in passed_over.items():
+        print(f"passed over {file_name(run)}, which failed: {failure}")
+    print(f"wrote {path}")
     return 0

@@ -1,6 +1,7 @@
 """The command line. Commands import what they need when they run, so that `c4rl tasks` does not wait for PyTorch."""
 
 import difflib
+import signal
 import sys
 from collections.abc import Callable
 
@@ -29,8 +30,16 @@ COMMANDS: dict[str, Callable[[Arguments], int]] = {
 }
 
 
+def command_line() -> None:
+    """The process `c4rl`."""
+    code = main()
+    if code == 130:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is closed: one more Ctrl-C must not look like a crash
+    sys.exit(code)
+
+
 def main(arguments: Arguments | None = None) -> int:
-    """Exit codes: 0 done, 1 every run failed, 2 bad input (one sentence on stderr), 130 interrupted (all saved)."""
+    """Exit codes: 0 done, 1 a run failed, 2 bad input (one sentence on stderr), 130 interrupted (all saved)."""
     try:
         return _command(sys.argv[1:] if arguments is None else arguments)
     except InputError as error:
@@ -83,4 +92,4 @@ def _help(commands: dict[str, Callable[[Arguments], int]]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command_line()

@@ -32,14 +32,16 @@ def parse_as(kind: type[Kind], command: str, arguments: Arguments, description: 
     return kind(**parse(command, arguments, flags_of(kind), description=description))
 
 
-def flags_of(kind: type) -> "list[Flag]":
-    return [Flag(field, help_texts(kind).get(field.name, "")) for field in dataclasses.fields(kind)]
+def flags_of(kind: type, panel: str = "") -> "list[Flag]":
+    """panel: the part of the help that they stand in."""
+    return [Flag(field, help_texts(kind).get(field.name, ""), panel) for field in dataclasses.fields(kind)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Flag:
     field: "Field[Any]"
     help: str
+    panel: str = ""
 
     @property
     def name(self) -> str:
@@ -88,8 +90,13 @@ def parse(
     chosen = {flag.field.name: _default(flag.field) for flag in flags} | dict(defaults or {})
     given = {argument.partition("=")[0].replace("_", "-").replace("--no-", "--") for argument in arguments}
     # the others keep their defaults, and tyro needs time for each
-    shown = [flag for flag in flags if flag.positional or flag.name in given or given & {"-h", "--help"}]
-    fields = [flag.for_tyro(chosen[flag.field.name]) for flag in shown]
+    helping = bool(given & {"-h", "--help"})
+    shown = [flag for flag in flags if flag.positional or flag.name in given or helping]
+    fields = [flag.for_tyro(chosen[flag.field.name]) for flag in shown if not (helping and flag.panel)]
+    for panel in dict.fromkeys(flag.panel for flag in shown if helping and flag.panel):
+        own = [flag.for_tyro(chosen[flag.field.name]) for flag in shown if flag.panel == panel]
+        part: Any = dataclasses.make_dataclass(panel, own, kw_only=True)
+        fields.append((panel, part, dataclasses.field(default_factory=part)))
     kind: Any = dataclasses.make_dataclass("Flags", fields, kw_only=True, namespace={"__doc__": description})
     prog = f"c4rl {command}"
     try:
@@ -101,6 +108,7 @@ def parse(
                 description=description,
                 return_unknown_args=True,
                 add_help=not others_follow,
+                config=(tyro.conf.OmitArgPrefixes,),
             )
     except SystemExit as stop:
         if not stop.code:

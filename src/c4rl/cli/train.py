@@ -1,7 +1,7 @@
 """`c4rl train`: flags that depend on the algorithm, the plug-ins and the preset; then the job."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,16 +18,20 @@ if TYPE_CHECKING:
 HELP = (
     "Train runs of an algorithm on a dataset. --algorithm and --plugins decide which further flags there are: "
     "`c4rl train --algorithm NAME --plugins NAME --help` shows them. --preset sets them as a publication does (flags "
-    "given with it win). --sweep and several datasets of one shape add runs to the job, which train together."
+    "given with it win). --sweep and several datasets of one shape add runs to the job, which train together. "
+    "--config FILE repeats a stored job, --resume DIR continues an interrupted or finished one."
 )
 
 
 @dataclass(frozen=True)
 class _Sources:
     config: Path | None = None
-    """Repeat the job of this config.json; flags given with it win."""
+    """Repeat the job of this config.json; needs --output, and flags given with it win."""
     resume: Path | None = None
-    """Continue the interrupted job in this folder; takes no other flag."""
+    """Continue the job in this folder. Takes --dataset (moved files of the same bytes), --updates (train beyond the
+    planned end), --device, --threads and --allow-import, and no other flag."""
+    allow_import: bool = False
+    """With --config or --resume: import the module that a stored task names (gym:MODULE:ID): its code runs."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +46,18 @@ class _Choice(_Sources):
 
 def train(arguments: Arguments) -> int:
     """Train runs of an algorithm, with or without plug-ins, on a dataset; or continue a job with --resume DIR."""
-    folder = _choice(arguments).resume
-    if folder is None:
+    if _choice(arguments).resume is None or {"-h", "--help"} & set(arguments):
         config = config_of(arguments)
         return _run(lambda loop: loop.train(config))
-    if len(arguments) > (1 if arguments[0].startswith("--resume=") else 2):
-        raise InputError("--resume: found further flags, expected --resume DIR alone (the job's config is in DIR)")
-    return _run(lambda loop: loop.resume(folder))
+
+    from c4rl.jobs.config import RESUMABLE, TrainConfig
+
+    fields = [flag for flag in flags_of(TrainConfig) if flag.field.name in RESUMABLE]
+    flags = [*(flag for flag in flags_of(_Sources) if flag.field.name != "config"), *fields]
+    values = parse("train", arguments, flags, {flag.field.name: None for flag in fields})
+    folder, allow_import = values.pop("resume"), values.pop("allow_import")
+    changes = {name: value for name, value in values.items() if value is not None}
+    return _run(lambda loop: loop.resume(folder, allow_import=allow_import, **changes))
 
 
 def _choice(arguments: Arguments) -> _Choice:
@@ -62,7 +71,7 @@ def config_of(arguments: Arguments) -> "TrainConfig":
     from c4rl.jobs.registry import DEFAULT_ALGORITHM, PLUGINS, PRESET_ALGORITHM, algorithm_class, plugin_names
 
     choice = _choice(arguments)
-    base = read_config(choice.config) if choice.config is not None else None
+    base = read_config(choice.config, choice.allow_import) if choice.config is not None else None
     preset = choice.preset != "none"
     if preset and base is not None:
         raise InputError("--preset: found with --config, expected one of them (a config holds all values)")
@@ -80,11 +89,19 @@ def config_of(arguments: Arguments) -> "TrainConfig":
     for owner in (options, *of_plugins):
         defaults |= {field.name: getattr(owner, field.name) for field in fields(owner)}
 
-    kinds = (_Sources, TrainConfig, type(options), *map(type, of_plugins))
-    flags = [flag for kind in kinds for flag in flags_of(kind) if flag.field.name not in ("options", "plugin_options")]
+    names = plugin_names(plugins, algorithm)
+    panels = {_Sources: "", TrainConfig: "", type(options): algorithm} | dict(
+        zip(map(type, of_plugins), names, strict=True)
+    )
+    flags = [
+        flag
+        for kind, panel in panels.items()
+        for flag in flags_of(kind, panel)
+        if flag.field.name not in ("options", "plugin_options")
+    ]
     values = parse("train", arguments, flags, defaults, HELP)
     options, *of_plugins = (type(o)(**{f.name: values.pop(f.name) for f in fields(o)}) for o in (options, *of_plugins))
-    del values["config"], values["resume"]
+    del values["config"], values["resume"], values["allow_import"]
     return TrainConfig(**values, options=options, plugin_options=tuple(of_plugins))
 
 
@@ -105,7 +122,7 @@ def _preset(choice: _Choice, algorithm: str, arguments: Arguments) -> dict[str, 
 
 def _stored(base: "TrainConfig", algorithm: str, plugins: tuple[str, ...] | None) -> dict[str, Any]:
     """The stored config as the starting point; options of another algorithm or other plug-ins do not carry over."""
-    values = {field.name: getattr(base, field.name) for field in fields(base)}
+    values = {field.name: getattr(base, field.name) for field in fields(base) if field.name != "output"}
     other_algorithm, other_plugins = algorithm != base.algorithm, plugins not in (None, base.plugins)
     if other_algorithm:
         del values["options"]
@@ -124,6 +141,7 @@ def _is_given(word: str, arguments: Arguments) -> bool:
 
 def _run(job: Callable[[Any], dict[str, Any]]) -> int:
     from c4rl.training import loop
+    from c4rl.training.summary import failed_runs
 
     try:
         summary = job(loop)
@@ -131,42 +149,62 @@ def _run(job: Callable[[Any], dict[str, Any]]) -> int:
         print(f"c4rl: {stop}", file=sys.stderr)
         return 130
     print_summary(summary)
-    return 1 if len(summary["stopped"]) == len(summary["runs"]) else 0
+    if (sentence := failed_runs(summary)) is not None:
+        print(f"c4rl: {sentence}", file=sys.stderr)
+        return 1
+    return 0
 
 
 CHECKPOINTS = {"last": "last", "late": "late mean", "best": "best in simulator"}
 
 
 def print_summary(summary: dict[str, Any], console: Console | None = None) -> None:
+    from c4rl.training.evaluation import explain_held_out
+    from c4rl.training.summary import MARK, describe_failure, show_std
+
     console = console or Console()
-    groups = summary.get("groups", [{"name": "", **summary}])
+    groups = summary.get("groups", [summary | {"name": ""}])
+    legend = [f"{MARK} {run['name']}: {describe_failure(run['failed'])}" for run in summary["runs"] if run["failed"]]
+
+    def marked(group: dict[str, Any], values: Sequence[float], digits: str) -> list[str]:
+        """A number per seed, those of failed runs marked."""
+        marks = [MARK if seed in group["failed"] else "" for seed in group["seeds"]]
+        return [f"{value:{digits}}{mark}" for value, mark in zip(values, marks, strict=True)]
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
     if groups[0]["best"] is None:
         for group in groups:
             prefix = f"{group['name']}: " if group["name"] else ""
             for name, values in group["last"].items():
-                shown = " ".join(f"{value:.4g}" for value in values)
-                console.print(f"{prefix}{name.replace('_', ' ')} per seed: {shown}", highlight=False, soft_wrap=True)
-        from c4rl.training.evaluation import explain_held_out
-
+                say(f"{prefix}{name.replace('_', ' ')} per seed: {' '.join(marked(group, values, '.4g'))}")
         datasets = summary["dataset"] if isinstance(summary["dataset"], list) else [summary["dataset"]]
         for name in groups[0]["last"]:
-            meaning = explain_held_out(name, datasets)
-            console.print(f"{name.replace('_', ' ')}: {meaning}", highlight=False, markup=False, soft_wrap=True)
-        return
-    tasks = summary["task"] if isinstance(summary["task"], str) else " and ".join(summary["task"])
-    table = Table(title=f"{summary['algorithm']} on {tasks} ({summary['score']})", title_justify="left")
-    named = ["runs"] if len(groups) > 1 else []
-    for heading in (*named, "checkpoint", "mean", "std over seeds", *(f"seed {seed}" for seed in summary["seeds"])):
-        table.add_column(heading, justify="left" if heading in ("runs", "checkpoint") else "right")
-    for group in groups:
-        for which, checkpoint in CHECKPOINTS.items():
-            result = group[which]
-            name = [group["name"] if which == "last" else ""] if named else []
-            cells = [f"{score:.1f}" for score in result["scores"]]
-            table.add_row(*name, checkpoint, f"{result['mean']:.1f}", f"{result['std']:.1f}", *cells)
-    console.print(table)
-    for group in groups:
-        console.print(_curve_words(group), highlight=False, markup=False, soft_wrap=True)
+            say(f"{name.replace('_', ' ')}: {explain_held_out(name, datasets)}")
+    else:
+        tasks = summary["task"] if isinstance(summary["task"], str) else " and ".join(summary["task"])
+        method = " + ".join([summary["algorithm"], *summary["plugins"]])
+        table = Table(title=f"{method} on {tasks} ({summary['score']})", title_justify="left")
+        named = ["runs"] if len(groups) > 1 else []
+        for heading in (*named, "checkpoint", "mean", "std over seeds", *(f"seed {seed}" for seed in summary["seeds"])):
+            # the end of a name tells runs apart: wrap names, never cut them
+            table.add_column(heading, justify="left" if heading in ("runs", "checkpoint") else "right", overflow="fold")
+        for group in groups:
+            for which, checkpoint in CHECKPOINTS.items():
+                result, mark = group[which], MARK if group["failed"] else ""
+                name = [group["name"] if which == "last" else ""] if named else []
+                cells = marked(group, result["scores"], ".1f")
+                table.add_row(*name, checkpoint, f"{result['mean']:.1f}{mark}", show_std(result["std"]), *cells)
+        console.print(table)
+        for group in groups:
+            prefix = f"{group['name']}: " if group["name"] else ""
+            say(f"{prefix}{_curve_words(group)}")
+            if (ensemble := group.get("ensemble")) is not None:
+                scores = " ".join(f"{score:.1f}" for score in ensemble["scores"])
+                say(f"{prefix}{ensemble['members']} seeds acting together, the mean of their actions: {scores}")
+    for sentence in legend:
+        say(sentence)
 
 
 def _curve_words(group: dict[str, Any]) -> str:
@@ -175,4 +213,4 @@ def _curve_words(group: dict[str, Any]) -> str:
     means = [sum(scores) / len(scores) for scores in zip(*curves, strict=True)]
     shown = list(zip(updates, means, strict=True))[::-1][:: -(-len(updates) // 10)][::-1]
     words = ", ".join(f"{mean:.1f} at {update:,}" for update, mean in shown)
-    return f"{group['name'] + ': ' if group['name'] else ''}mean of the seeds, by updates: {words}"
+    return f"mean of the seeds, by updates: {words}"

@@ -31,7 +31,7 @@ class Declaration(NamedTuple):
 
     def holds(self, value: float) -> bool:
         return (
-            (math.isfinite(value) or (self.infinite and not math.isnan(value)))
+            (isinstance(value, int) or math.isfinite(value) or (self.infinite and not math.isnan(value)))
             and (self.above is None or value > self.above)
             and (self.at_least is None or value >= self.at_least)
             and (self.below is None or value < self.below)
@@ -130,9 +130,9 @@ def read(kind: Any, value: Any, leaf: Leaf) -> Any:
             with suppress(ValueError):
                 if read(type(one), value, leaf) == one:
                     return one
-    elif origin is tuple:
+    elif origin in (tuple, list):
         if isinstance(value, list | tuple):
-            return tuple(read(arguments[0], item, leaf) for item in value)
+            return origin(read(arguments[0], item, leaf) for item in value)
     else:
         return leaf(kind, value)
     raise ValueError(value)
@@ -156,7 +156,8 @@ def as_json(kind: Any, value: Any) -> Any:
     if kind is Path and isinstance(value, str):
         return Path(value)
     if kind is float and (type(value) in (int, float) or value in ("inf", "-inf", "nan")):
-        return float(value)
+        with suppress(OverflowError):
+            return float(value)
     if kind is Any or (isinstance(kind, type) and type(value) is kind):
         return value
     raise ValueError(value)

@@ -1,5 +1,7 @@
 """The one exception that means: the user can fix this."""
 
+LONGEST = 1000  # characters of a sentence; a file may hold values of any length
+
 
 def printable(text: str) -> str:
     """One line without control characters: names of files and arrays may hold anything."""
@@ -13,4 +15,6 @@ class InputError(Exception):
     """
 
     def __init__(self, message: str) -> None:
+        if len(message) > LONGEST:
+            message = f"{message[: LONGEST // 2]} [...] {message[-LONGEST // 4 :]}"
         super().__init__(printable(message))

@@ -1,4 +1,4 @@
-"""Files that are either whole or absent."""
+"""Files that are written whole or not at all, and read with care."""
 
 import json
 import os
@@ -6,6 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from c4rl.core.errors import InputError
+
+MOST_BYTES = 2**28  # of a file with text
+MOST_NESTED = 20
 
 # reading the umask sets it for a moment, for all threads: do it once, before there are any
 _UMASK = os.umask(0)
@@ -31,3 +36,33 @@ def replacing(path: Path) -> Iterator[Path]:
 def write_json(path: Path, data: Any) -> None:
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(data, indent=2, allow_nan=False) + "\n")
+
+
+def read_bytes(path: Path, what: str, most: float = MOST_BYTES) -> bytes:
+    """The content of a regular file of at most so many bytes; what: the expected content, in words."""
+    if not path.is_file():
+        found = "not a regular file" if path.exists() else "no such file"
+        raise InputError(f"{path}: {found}, expected {what}")
+    if (size := path.stat().st_size) > most:
+        raise InputError(f"{path}: found {size:,} bytes, expected {what} of at most {most:,}")
+    return path.read_bytes()
+
+
+def read_json(path: Path, what: str) -> Any:
+    return parse_json(read_bytes(path, what), str(path), what)
+
+
+def parse_json(text: str | bytes, origin: str, what: str) -> Any:
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):  # no JSON, no text, a number of thousands of digits
+        raise InputError(f"{origin}: not JSON, expected {what}") from None
+    if _nested(data, MOST_NESTED):
+        raise InputError(f"{origin}: nested more than {MOST_NESTED} deep, expected {what}")
+    return data
+
+
+def _nested(value: Any, deep: int) -> bool:
+    """Whether lists and objects stand in each other more than `deep` times."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return deep < 0 or any(_nested(part, deep - 1) for part in parts)

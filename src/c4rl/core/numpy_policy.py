@@ -7,6 +7,8 @@ import numpy as np
 
 Array = np.ndarray
 
+SQUASHES = ("tanh", "clip")
+
 
 @dataclass(frozen=True)
 class NumpyPolicy:
@@ -21,7 +23,7 @@ class NumpyPolicy:
     observation_std: Array
     action_low: Array
     action_high: Array
-    squash: str = "tanh"  # or "clip"
+    squash: str = "tanh"  # one of SQUASHES
 
     def act(self, observations: Array) -> Array:
         """[s] -> [a], or [B, s] -> [B, a], in the units of the logged actions."""
@@ -45,6 +47,26 @@ class NumpyPolicy:
             weights=tuple(np.stack(layer) for layer in weights),
             biases=tuple(np.stack(layer)[:, None] for layer in biases),
         )
+
+    def misfit(self) -> str | None:
+        """What does not fit together, in words; None if all does."""
+        if self.squash not in SQUASHES:
+            return f"squash '{self.squash}', expected one of {', '.join(SQUASHES)}"
+        width, actions = self.observation_mean.size, self.action_low.size
+        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("observation_mean", "observation_std"), (width,))
+        shapes |= dict.fromkeys(("action_low", "action_high"), (actions,))
+        for i, bias in enumerate(self.biases):
+            units = actions if i == len(self.biases) - 1 else bias.size
+            shapes |= {f"w{i}": (width, units), f"b{i}": (units,)}
+            width = units
+        for name, array in self.arrays().items():
+            if name in shapes and (array.shape != shapes[name] or array.dtype != np.float32):
+                return f"{name} of {array.dtype} {list(array.shape)}, expected float32 {list(shapes[name])}"
+            if name in shapes and not np.isfinite(array).all():
+                return f"{name} with numbers that are not finite, expected finite ones"
+        if not (self.observation_std > 0).all() or not (self.action_low < self.action_high).all():
+            return "no spread of an observation or action, expected std above 0 and low below high"
+        return None
 
     def arrays(self) -> dict[str, Array]:
         """Plain arrays for an npz file; `from_arrays` reads them back."""

@@ -11,6 +11,8 @@ from c4rl.core.buffer import TransitionBuffer
 from c4rl.data.checks import LARGEST, problem
 from c4rl.data.dataset import Dataset
 
+CHUNK = 65_536  # rows
+
 
 @dataclass(frozen=True)
 class Scaling:
@@ -69,12 +71,14 @@ def pack_datasets(
 
 def _pack(out: Tensor, dataset: Dataset, scaling: Scaling) -> None:
     s, a = dataset.observation_dim, dataset.action_dim
-    columns = out.numpy()
     mean, std = scaling.observation_mean, scaling.observation_std
-    columns[:, :s] = (dataset.observations - mean) / std
-    columns[:, s : s + a] = scaling.actions(dataset.actions)
-    columns[:, s + a : 2 * s + a] = (dataset.next_observations - mean) / std
-    columns[:, 2 * s + a : 2 * (s + a)] = scaling.actions(dataset.next_actions)
-    columns[:, -3] = dataset.rewards * scaling.reward_scale + scaling.reward_shift
-    columns[:, -2] = 1 - dataset.terminals
-    columns[:, -1] = dataset.next_action_valid
+    for start in range(0, len(dataset), CHUNK):  # what is computed on the way must not take as much memory as the data
+        rows = slice(start, start + CHUNK)
+        columns = out[rows].numpy()
+        columns[:, :s] = (dataset.observations[rows] - mean) / std
+        columns[:, s : s + a] = scaling.actions(dataset.actions[rows])
+        columns[:, s + a : 2 * s + a] = (dataset.next_observations[rows] - mean) / std
+        columns[:, 2 * s + a : 2 * (s + a)] = scaling.actions(dataset.next_actions[rows])
+        columns[:, -3] = dataset.rewards[rows] * scaling.reward_scale + scaling.reward_shift
+        columns[:, -2] = 1 - dataset.terminals[rows]
+        columns[:, -1] = dataset.next_action_valid[rows]

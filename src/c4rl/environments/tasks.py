@@ -157,6 +157,12 @@ def get_task(name: str) -> Task:
     return found
 
 
+def imported_by(name: str) -> str | None:
+    """The Python module that making this task's environment imports (gym:MODULE:ID), if it names one."""
+    module, colon, _ = name.removeprefix("gym:").partition(":")
+    return module if name.startswith("gym:") and colon else None
+
+
 def _gym_task(name: str) -> Task:
     # imported here: the table itself needs no simulator
     from c4rl.environments.gym_ids import gym_dimensions
@@ -185,6 +191,11 @@ def simulator(*tasks: Task) -> str | None:
         elif task.environment is not None:
             names.append(f"{PHYSICS}, mujoco {version('mujoco')}")
     return " and ".join(dict.fromkeys(names)) or None
+
+
+def physics(simulator: str) -> str:
+    """What decides whether scores compare: every version of the libraries named behind it gives the same."""
+    return " and ".join(dict.fromkeys(name.partition(",")[0] for name in simulator.split(" and ")))
 
 
 def tasks_list() -> list[dict[str, Any]]:

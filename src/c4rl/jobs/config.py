@@ -1,8 +1,10 @@
 """The typed, frozen description of a training job: what the command line parses and config.json stores."""
 
 import dataclasses
+import hashlib
 import itertools
 import json
+import math
 from collections import ChainMap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,10 +13,11 @@ from typing import Any, Literal
 
 from c4rl.algorithms.algorithm import AlgorithmConfig, Stage
 from c4rl.core.errors import InputError
+from c4rl.core.files import read_json
 from c4rl.core.ops import OFFERED
 from c4rl.core.options import Options, option
 from c4rl.core.typed_json import from_dict, jsonable, typed
-from c4rl.environments.tasks import get_task
+from c4rl.environments.tasks import get_task, imported_by
 from c4rl.jobs.presets.c4 import NO_PRESET, PRESETS, preset, values_of
 from c4rl.jobs.presets.published import PUBLISHED as PUBLISHED_SETTINGS
 from c4rl.jobs.presets.published import published_for
@@ -25,6 +28,8 @@ CONFIG_VERSION = 1
 PUBLISHED = "published"  # the preset of an algorithm's own publication
 MOST = 10**9  # updates, rows
 MOST_SEED = 2**63 - 1
+MOST_RUNS = 10_000
+RESUMABLE = ("dataset", "updates", "device", "threads")  # what may change when a job is resumed
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,7 @@ class TrainConfig(Options):
     device: str = option("auto", incidental=True)
     """auto, cpu, cuda, cuda:1, ..."""
     threads: int | None = option(None, at_least=1, at_most=4096, incidental=True)
-    """CPU threads, and processes that evaluate; default: all cores."""
+    """CPU threads, and processes that evaluate; default: as many threads as cores are free, a process per core."""
     cuda_graph: bool = option(True, incidental=True)
     """On a GPU: replay each update as one CUDA graph instead of launching its kernels one by one."""
     fused_kernels: bool = option(True, incidental=True)
@@ -144,6 +149,8 @@ class TrainConfig(Options):
             PLUGINS[name][1].check(plugin_options, algorithm, self.options)
         for task in self.task:
             algorithm.check(self.options, task)
+        runs = len(self.dataset) * math.prod(len(swept.values) for swept in self._sweep) * len(self.seeds)
+        require("sweep", runs <= MOST_RUNS, f"{runs:,} runs", f"at most {MOST_RUNS:,}")
         both = {s.name for s in self._sweep} & {s.name for s in self._by_dataset}
         require("by-dataset", not both, f"{' '.join(sorted(both))} in --sweep too", "an option in one of them")
         for dataset in range(len(self.dataset)) if self.by_dataset else range(1):
@@ -294,18 +301,30 @@ def from_json(data: dict[str, Any], origin: str) -> TrainConfig:
     return from_dict(TrainConfig, data, origin, options=options, plugin_options=plugin_options)
 
 
-def read_config(path: Path) -> TrainConfig:
-    if path.is_dir():
-        path = path / "config.json"
-    try:
-        data = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file, expected a config.json") from None
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        raise InputError(f"{path}: not JSON, expected a config.json written by c4rl train") from None
+def read_config(path: Path, allow_import: bool = False) -> TrainConfig:
+    """The config in this file or folder. A task that imports a module is refused unless that is allowed."""
+    path = path / "config.json" if path.is_dir() else path
+    config = from_json(stored_config(path), str(path))
+    for task in config.task:
+        if (module := imported_by(task)) is not None and not allow_import:
+            raise InputError(
+                f"{path}: the task '{task}' imports and runs the Python module '{module}', expected --allow-import if "
+                "you trust it"
+            )
+    return config
+
+
+def stored_config(path: Path) -> dict[str, Any]:
+    data = read_json(path, "a config.json written by c4rl train")
     if not isinstance(data, dict):
         raise InputError(f"{path}: found a {type(data).__name__}, expected the object written by c4rl train")
-    return from_json(data, str(path))
+    return data
+
+
+def digest(stored: dict[str, Any]) -> str:
+    """Of a stored config, without what may change when the job is resumed."""
+    fixed = {name: value for name, value in stored.items() if name not in (*RESUMABLE, "output")}
+    return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
 
 
 def field_names() -> list[str]:

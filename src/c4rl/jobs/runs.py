@@ -59,7 +59,7 @@ def file_name(key: RunKey) -> str:
 def key_from(name: str) -> RunKey:
     """The reverse of `file_name`."""
     seed = name.removeprefix("seed_")
-    return int(seed) if seed.isdigit() else name
+    return int(seed) if seed.isdecimal() and len(seed) < 20 else name
 
 
 def as_runs(runs: Sequence[Run | int]) -> tuple[Run, ...]:
@@ -130,9 +130,33 @@ def launch_groups(
 
     rows: of each of the job's prepared data. Grouping changes the speed, never a result.
     """
-    width = len(runs) if device.type == "cuda" else algorithm_class(config.algorithm).runs_together_on_cpu
-    groups = alike(config, runs, rows)
-    return [tuple(group[i : i + width]) for group in groups for i in range(0, len(group), max(width, 1))]
+    width, groups = _width(config, runs, device), alike(config, runs, rows)
+    return [tuple(group[i : i + width]) for group in groups for i in range(0, len(group), width)]
+
+
+def _width(config: TrainConfig, runs: Sequence[Run], device: torch.device) -> int:
+    """The most runs of a launch."""
+    return max(1, len(runs)) if device.type == "cuda" else algorithm_class(config.algorithm).runs_together_on_cpu
+
+
+def explain_launches(config: TrainConfig, runs: Sequence[Run], rows: Sequence[int], device: torch.device) -> str | None:
+    """Into how many launches the runs were split and why; None if they share one."""
+    launches, groups = launch_groups(config, runs, rows, device), alike(config, runs, rows)
+    if len(launches) < 2:
+        return None
+    reasons = []
+    if len(groups) > 1:
+        kinds = [{"the data": run.data} | dict(run.values) for run in runs]
+        own = [[{"the data": run.data} | dict(run.values) for run in group] for group in groups]
+        splitting = [name for name in kinds[0] if any(_count(name, part) < _count(name, kinds) for part in own)]
+        reasons.append(f"runs that differ in {' or '.join(splitting)} do not always share one")
+    if len(launches) > len(groups):
+        reasons.append(f"on a CPU {config.algorithm} is fastest with {_width(config, runs, device)} at a time")
+    return f"{len(runs)} runs in {len(launches)} launches: {', and '.join(reasons)}"
+
+
+def _count(name: str, kinds: Sequence[dict[str, Any]]) -> int:
+    return len({kind[name] for kind in kinds})
 
 
 def alike(config: TrainConfig, runs: Sequence[Run], rows: Sequence[int]) -> list[list[Run]]:

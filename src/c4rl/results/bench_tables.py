@@ -23,6 +23,7 @@ from c4rl.results.store import Entry, Store, entries_of
 from c4rl.results.table_text import short
 from c4rl.results.tables import Method, ResultTable, datasets, identities
 from c4rl.training.loop import Interrupted, resume, train
+from c4rl.training.summary import failed_runs
 
 RETRY_SECONDS = 0.002
 
@@ -153,7 +154,9 @@ def run_jobs(jobs: Sequence[Job], store: Store, minutes: float) -> int:
         try:
             if not (output / "summary.json").exists():
                 with stopped_after(deadline - time.monotonic()):
-                    _ = resume(output) if _was_begun(output) else train(job.config)
+                    summary = resume(output) if _was_begun(output) else train(job.config)
+                if (sentence := failed_runs(summary)) is not None:
+                    print(f"{output.name}: {sentence}")
         except (Interrupted, KeyboardInterrupt) as stop:
             print(str(stop) or "interrupted")
             return 3 if time.monotonic() >= deadline else 130

@@ -22,6 +22,7 @@ from c4rl.results.policies import load_policy
 from c4rl.training.loop import train
 from c4rl.training.restore import restore
 from c4rl.training.run_directory import check_new_output
+from c4rl.training.summary import failed_runs, show_std
 
 TRAJECTORIES = 12  # drawn per panel
 # Smaller networks and larger steps than the paper's, so that two minutes are enough to learn something. Chosen from
@@ -32,8 +33,8 @@ OPTIONS = TD3BCConfig(hidden_layers=2, hidden_width=128, actor_lr=1e-3, critic_l
 C4 = C4Config(lambda_="auto")
 
 
-def demonstrate(folder: Path, task: str, size: int, updates: int, seeds: tuple[int, ...], episodes: int) -> None:
-    """Write all to a new folder. episodes: per run, for the evaluation."""
+def demonstrate(folder: Path, task: str, size: int, updates: int, seeds: tuple[int, ...], episodes: int) -> int:
+    """Write all to a new folder; the exit code. episodes: per run, for the evaluation."""
     console, began = Console(), time.monotonic()
     check_new_output(folder)
     chosen = get_task(task)
@@ -62,6 +63,9 @@ def demonstrate(folder: Path, task: str, size: int, updates: int, seeds: tuple[i
     record(task, size, 0, data)
     console.print(f"recorded {size:,} transitions of {chosen.name}: {data}", highlight=False)
     results = {title: train(config, console) for title, config in jobs.items()}
+    if failed := [f"{title}: {words}" for title, found in results.items() if (words := failed_runs(found)) is not None]:
+        console.print("\n".join(failed), highlight=False, soft_wrap=True)
+        return 1
     panels = [_panel(title, chosen, config.output) for title, config in jobs.items()]
 
     picture = folder / "maze.png"
@@ -69,6 +73,7 @@ def demonstrate(folder: Path, task: str, size: int, updates: int, seeds: tuple[i
     _print(console, chosen, results, episodes)
     console.print(f"picture: {picture}", highlight=False)
     console.print(f"{time.monotonic() - began:.0f} s in all", highlight=False)
+    return 0
 
 
 def _panel(title: str, task: Task, job: Path) -> Panel:
@@ -97,6 +102,7 @@ def _print(console: Console, task: Task, results: dict[str, dict[str, Any]], epi
         table.add_column(heading, justify="left" if heading == "method" else "right")
     for title, summary in results.items():
         last = summary["last"]
-        cells = (f"{score:.1f}" for score in last["scores"])
-        table.add_row(title, f"{last['mean']:.1f}", f"{last['std']:.1f}", *cells)
+        table.add_row(
+            title, f"{last['mean']:.1f}", show_std(last["std"]), *(f"{score:.1f}" for score in last["scores"])
+        )
     console.print(table)

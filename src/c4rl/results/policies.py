@@ -1,7 +1,8 @@
 """Scores and exports policies of finished or interrupted jobs."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -10,9 +11,11 @@ from c4rl.core.files import replacing
 from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.environments.evaluation import EvaluationPool
 from c4rl.environments.tasks import get_task, simulator
-from c4rl.jobs.runs import Run, file_name, key_from, runs_of
-from c4rl.training.checkpoint import load_policies
+from c4rl.jobs.config import TrainConfig
+from c4rl.jobs.runs import Run, RunKey, file_name, key_from, runs_of
+from c4rl.training.checkpoint import load_policy_file, load_progress
 from c4rl.training.run_directory import RunDirectory, check_new_file, job_config
+from c4rl.training.summary import describe_failure
 
 
 def load_policy(
@@ -20,29 +23,55 @@ def load_policy(
 ) -> NumpyPolicy:
     """The policy of a run folder; `act(observation)` takes raw observations and gives actions in the task's units.
 
-    Choose a run by its name, or by its seed if no other run has it; the default is the first run.
+    Choose a run by its name, or by its seed if no other run has it; the default is the first that did not fail.
     """
     return _load_one(Path(folder), checkpoint, seed, run)[1]
 
 
-def _load_one(folder: Path, checkpoint: str, seed: int | None, name: str | None) -> tuple[Run, NumpyPolicy]:
-    config = job_config(folder)
-    policies = load_policies(RunDirectory(folder).policy(checkpoint))
-    runs = [run for run in runs_of(config) if run.key in policies]
-    found = _named(folder, runs, name) if name is not None else _of_seed(folder, runs, seed)
-    return found, policies[found.key]
+class _Job(NamedTuple):
+    """What a run folder holds, checked against each other."""
+
+    config: TrainConfig
+    runs: tuple[Run, ...]
+    policies: dict[RunKey, NumpyPolicy]
+    failed: dict[RunKey, str]  # what happened to runs that failed
 
 
-def _named(folder: Path, runs: list[Run], name: str) -> Run:
+def _open(folder: Path, checkpoint: str, allow_import: bool) -> _Job:
+    config, directory = job_config(folder, allow_import), RunDirectory(folder)
+    runs = runs_of(config)
+    policies, failed = load_policy_file(directory.policy(checkpoint), [run.key for run in runs])
+    if directory.checkpoint.exists():  # policies and config.json are enough; with it, later failures count too
+        progress = load_progress(directory.checkpoint)
+        directory.check_settings(progress.settings)
+        frozen = {run.key: progress.frozen.get(str(run.key)) for run in runs}
+        failed |= {key: describe_failure(failure) for key, failure in frozen.items() if failure is not None}
+    return _Job(config, runs, policies, failed)
+
+
+def _load_one(folder: Path, checkpoint: str, seed: int | None, name: str | None) -> tuple[Run, NumpyPolicy, _Job]:
+    job = _open(folder, checkpoint, allow_import=True)  # nothing is simulated
+    sound = [run for run in job.runs if run.key not in job.failed]
+    if name is None and seed is None:
+        if not sound:
+            raise InputError(f"{folder}: found only runs that failed, expected one that did not")
+        return sound[0], job.policies[sound[0].key], job
+    found = _named(folder, job.runs, name) if name is not None else _of_seed(folder, job.runs, seed)
+    if found.key in job.failed:
+        raise InputError(
+            f"{folder}: {found.title} failed ({job.failed[found.key]}), expected one of {_names(sound) or 'none'}"
+        )
+    return found, job.policies[found.key], job
+
+
+def _named(folder: Path, runs: Sequence[Run], name: str) -> Run:
     for run in runs:
         if run.key == key_from(name):
             return run
     raise InputError(f"{folder}: found no run '{name}', expected one of {_names(runs)}")
 
 
-def _of_seed(folder: Path, runs: list[Run], seed: int | None) -> Run:
-    if seed is None:
-        return runs[0]
+def _of_seed(folder: Path, runs: Sequence[Run], seed: int | None) -> Run:
     found = [run for run in runs if run.seed == seed]
     if not found:
         seeds = sorted({run.seed for run in runs})
@@ -53,18 +82,18 @@ def _of_seed(folder: Path, runs: list[Run], seed: int | None) -> Run:
     return found[0]
 
 
-def _names(runs: list[Run]) -> str:
+def _names(runs: Sequence[Run]) -> str:
     return " ".join(file_name(run.key) for run in runs)
 
 
-def score_folder(folder: Path, episodes: int, checkpoint: str, seed: int, name: str | None = None) -> dict[str, Any]:
+def score_folder(
+    folder: Path, episodes: int, checkpoint: str, seed: int, name: str | None = None, allow_import: bool = False
+) -> dict[str, Any]:
     """Score all policies of a folder, or that of one run, each in its own task."""
-    config = job_config(folder)
+    config, runs, policies, failed = _open(folder, checkpoint, allow_import)
     if "none" in config.task:
         raise InputError(f"{folder}: was trained with --task none, expected a task with a simulator")
-    policies = load_policies(RunDirectory(folder).policy(checkpoint))
-    runs = [run for run in runs_of(config) if run.key in policies]
-    runs = [_named(folder, runs, name)] if name is not None else runs
+    runs = (_named(folder, runs, name),) if name is not None else runs
     rows: dict[Any, dict[str, Any]] = {}
     tasks = list(dict.fromkeys(config.tasks[run.dataset] for run in runs))
     kinds = {}
@@ -78,9 +107,10 @@ def score_folder(folder: Path, episodes: int, checkpoint: str, seed: int, name: 
                 **run.facts,
                 **({"task": task_name} if len(tasks) > 1 else {}),
                 "mean": float(run_scores.mean()),
-                "std": float(run_scores.std(ddof=1)) if episodes > 1 else 0.0,
+                "std": float(run_scores.std(ddof=1)) if episodes > 1 else None,
                 "return": float(run_returns.mean()),
                 "returns": [float(r) for r in run_returns],
+                "failed": failed.get(run.key),
             }
     return {
         "task": tasks[0] if len(tasks) == 1 else tasks,
@@ -94,10 +124,12 @@ def score_folder(folder: Path, episodes: int, checkpoint: str, seed: int, name: 
 
 def export_policy(
     folder: Path, checkpoint: str, seed: int | None, output: Path | None, name: str | None = None
-) -> Path:
-    run, policy = _load_one(folder, checkpoint, seed, name)
+) -> tuple[Path, dict[RunKey, str]]:
+    """The file written, and the runs that were passed over because they failed."""
+    run, policy, job = _load_one(folder, checkpoint, seed, name)
     output = output or folder / f"policy_{checkpoint}_{file_name(run.key)}.npz"
     check_new_file("output", output)
     with replacing(output) as temporary, open(temporary, "wb") as file:
         np.savez(file, allow_pickle=False, **policy.arrays())
-    return output
+    passed = job.runs[: job.runs.index(run)] if seed is None and name is None else ()
+    return output, {before.key: job.failed[before.key] for before in passed}

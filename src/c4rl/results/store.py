@@ -18,12 +18,12 @@ import numpy as np
 
 from c4rl.core.declarations import declaration
 from c4rl.core.errors import InputError
-from c4rl.core.files import replacing
-from c4rl.environments.tasks import get_task
+from c4rl.core.files import read_json, replacing
+from c4rl.environments.tasks import get_task, imported_by, physics
 from c4rl.jobs.config import TrainConfig, to_json
 from c4rl.jobs.registry import PLUGINS, algorithm_class
 from c4rl.jobs.runs import Run, ensembles_of, key_of, run_config, runs_of
-from c4rl.training.run_directory import job_config
+from c4rl.training.run_directory import job_config, read_metrics
 
 SCHEMA = 1
 RESULTS = 1  # to be counted up whenever training itself changes, so that older results are not taken for new ones
@@ -89,7 +89,7 @@ def determinants(config: TrainConfig, sha256: str, environment: str) -> dict[str
         "task": get_task(task).name,
         "seed": seed,
         "sha256": sha256,
-        "physics": environment.partition(",")[0],  # every version of the simulator that it names gives the same
+        "physics": physics(environment),
     }
 
 
@@ -165,10 +165,7 @@ class Store:
 
 
 def read_entry(path: Path) -> Entry:
-    try:
-        data = json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        raise InputError(f"{path}: not JSON, expected an entry of a results store") from None
+    data = read_json(path, "an entry of a results store")
     if not isinstance(data, dict) or set(data) - {"watched"} != ENTRY:
         raise InputError(f"{path}: found other fields than an entry's, expected {', '.join(sorted(ENTRY))}")
     for name, expected in (("schema", SCHEMA), ("results", RESULTS)):
@@ -176,10 +173,12 @@ def read_entry(path: Path) -> Entry:
             raise InputError(f"{path}: field '{name}' is {data[name]}, expected {expected}")
     entry = Entry(data, str(path))
     try:
-        named = fingerprint(data["run"])
+        named, module = fingerprint(data["run"]), imported_by(entry.task)
         _ = entry.identity
     except (KeyError, TypeError, AttributeError, ValueError):
         raise InputError(f"{path}: field 'run' lacks what determines a run") from None
+    if module is not None:
+        raise InputError(f"{path}: its task would import the Python module '{module}', expected one that does not")
     if not path.stem.endswith(f"-{named}"):
         raise InputError(f"{path}: its settings are those of {named}, expected them unchanged since it was stored")
     return entry
@@ -188,14 +187,10 @@ def read_entry(path: Path) -> Entry:
 def entries_of(folder: Path) -> list[dict[str, Any]]:
     """The entries of a finished job's runs."""
     config = job_config(folder)
-    summary_path = folder / "summary.json"
-    if not summary_path.exists():
-        raise InputError(f"{folder}: has no summary.json, expected a finished job")
-    summary = json.loads(summary_path.read_text())
+    summary = read_json(folder / "summary.json", "that of a finished job")
     curves: dict[Any, dict[int, list[float]]] = {}
     logged: dict[Any, list[dict[str, Any]]] = {}
-    for line in (folder / "metrics.jsonl").read_text().splitlines():
-        record = json.loads(line)
+    for record in read_metrics(folder / "metrics.jsonl", {run.key for run in runs_of(config)}):
         logged.setdefault(key_of(record), []).append(record)
         if "returns" in record:
             curves.setdefault(key_of(record), {})[record["update"]] = [round(r, 3) for r in record["returns"]]

@@ -7,10 +7,10 @@ import numpy as np
 from c4rl.environments.tasks import PHYSICS
 from c4rl.results.statistics import bootstrap_interval, interquartile_mean, mean, mean_interval
 from c4rl.results.tables import OF_A_RUN, QUANTITIES, Cell, Filled, Method, ResultTable, overall
+from c4rl.training.summary import MARK
 
 MISSING = "–"
 FAR, FAR_MARK = 2, "‡"  # of the paper's standard deviations
-FAILED_MARK = "†"
 Rows = list[list[str]]  # of words, the first row the headings
 
 
@@ -33,7 +33,7 @@ def caption(table: ResultTable, filled: Filled, which: str) -> str:
     if which != "curve" and any(is_far(table, m, t, cell, which) for m, t, cell in cells):
         parts.append(f"{FAR_MARK}: more than {FAR} of the paper's standard deviations from its mean")
     if any(entry.data["stopped"] for _, _, cell in cells for entry in cell.entries):
-        parts.append(f"{FAILED_MARK}: some runs failed and are scored as of their last good state")
+        parts.append(f"{MARK}: some runs failed and are scored as of their last good state")
     return f"{table.title}. {'; '.join(part for part in parts if part)}. {table.note}".rstrip()
 
 
@@ -120,7 +120,7 @@ def show(table: ResultTable, method: Method, task: str, cell: Cell | None, which
         values = cell.values(which, table.quantity)
         low, high = mean_interval(values)
         ours = number(table, values.mean()) + (f" ± {number(table, (high - low) / 2)}" if len(values) > 1 else "")
-        ours += FAILED_MARK if any(entry.data["stopped"] for entry in cell.entries) else ""
+        ours += MARK if any(entry.data["stopped"] for entry in cell.entries) else ""
         ours += f" {FAR_MARK}" if is_far(table, method, task, cell, which) else ""
     if not theirs:
         return ours
@@ -152,7 +152,7 @@ def markdown(rows: Rows) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-LATEX = {"±": r"$\pm$", "–": "--", "&": r"\&", "%": r"\%", "_": r"\_", "†": r"$^\dagger$", "‡": r"$^\ddagger$"}
+LATEX = {"±": r"$\pm$", "–": "--", "&": r"\&", "%": r"\%", "_": r"\_", MARK: r"$^\dagger$", "‡": r"$^\ddagger$"}
 LATEX |= {"λ": r"$\lambda$", "α": r"$\alpha$"}
 
 

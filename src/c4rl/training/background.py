@@ -3,7 +3,7 @@
 import errno
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,11 +94,11 @@ def save_pending(folder: Path, evaluations: list[PendingEvaluation]) -> None:
             save_policies(path, evaluation.policies, dict.fromkeys(evaluation.policies, evaluation.update))
 
 
-def load_pending(folder: Path, update: int) -> dict[Any, NumpyPolicy]:
-    return load_policies(pending_file(folder, update))
+def load_pending(folder: Path, update: int, runs: Collection[Any]) -> dict[Any, NumpyPolicy]:
+    return load_policies(pending_file(folder, update), runs)
 
 
-def forget_pending(folder: Path, still: list[int]) -> None:
+def forget_pending(folder: Path, still: Collection[int]) -> None:
     """Delete policies that no checkpoint needs any more."""
     keep = {pending_file(folder, update) for update in still}
     for path in folder.glob("pending_*.safetensors"):

@@ -4,22 +4,44 @@ Random numbers are a function of (seed, stream, update), so the update's number 
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from c4rl.core.declarations import Options, option
 from c4rl.core.errors import InputError
-from c4rl.core.files import replacing
-from c4rl.core.numpy_policy import NumpyPolicy
+from c4rl.core.files import parse_json, replacing
+from c4rl.core.numpy_policy import SQUASHES, NumpyPolicy
+from c4rl.core.typed_json import from_dict
 from c4rl.jobs.runs import RunKey, file_name, key_from
 from c4rl.training.snapshot import RunState
 
 SCHEMA = "1"
+
+
+@dataclass(frozen=True)
+class Failure(Options):
+    """Why and when a run was stopped."""
+
+    update: int = option(at_least=0)  # of its last good state, which it keeps
+    failed_at: int = option(at_least=0)
+    reason: str = option()
+
+
+@dataclass(frozen=True)
+class PolicyFacts(Options):
+    """Facts of a stored policy."""
+
+    layers: int = option(at_least=1, at_most=1000)
+    squash: str = option(choices=SQUASHES)
+    update: int = option(at_least=0)
+    failed: str = ""  # what happened to its run, if it failed
 
 
 @dataclass
@@ -27,13 +49,16 @@ class Progress:
     """How far the job is; travels in the checkpoint's header."""
 
     update: int = 0
-    frozen: dict[str, dict[str, Any]] = field(default_factory=dict)  # str(run's key) -> {update, failed_at, reason}
+    frozen: dict[str, dict[str, Any]] = field(default_factory=dict)  # str(run's key) -> `Failure` of a failed run
     training_seconds: float = 0.0
     clustering_seconds: float = 0.0
     evaluation_seconds: float = 0.0
     run_updates: int = 0
     dataset_sha256: str = ""  # of several datasets: joined by commas
     pending: list[int] = field(default_factory=list)  # updates whose evaluations are under way
+    settings: str = ""  # digest of config.json, without what a resumed job may change
+    environment: str | None = None  # the simulator of the scores so far
+    threads: int = 0  # of the CPU; 0: not known
 
 
 def save_checkpoint(path: Path, states: Mapping[Any, RunState], progress: Progress) -> None:
@@ -46,43 +71,90 @@ def save_checkpoint(path: Path, states: Mapping[Any, RunState], progress: Progre
         save_file(arrays, temporary, metadata)
 
 
-def load_checkpoint(path: Path) -> tuple[dict[RunKey, RunState], Progress]:
-    states: dict[RunKey, RunState] = {}
+def load_checkpoint(path: Path, runs: Collection[RunKey] | None = None) -> tuple[dict[RunKey, RunState], Progress]:
+    """The states of all runs, which must be these; `Launch.load` checks the tensors."""
+    progress, states = load_progress(path), dict[RunKey, RunState]()
     with _opened(path, "checkpoint") as file:
         for key in file.keys():  # noqa: SIM118 - not a mapping
-            prefix, name = key.split("/", 1)
+            prefix, _, name = key.partition("/")
             states.setdefault(key_from(prefix), {})[name] = file.get_tensor(key)
-        progress = Progress(**json.loads(file.metadata()["progress"]))
+    _check_runs(path, states, runs)
     return states, progress
 
 
-def save_policies(path: Path, policies: Mapping[Any, NumpyPolicy], update: Mapping[Any, int]) -> None:
+def load_progress(path: Path) -> Progress:
+    """The header alone."""
+    with _opened(path, "checkpoint") as file:
+        data = parse_json(file.metadata().get("progress", ""), f"{path}: its header", "the progress of a job")
+    frozen = data.pop("frozen", {}) if isinstance(data, dict) else {}
+    progress: Progress = from_dict(Progress, data, str(path))
+    if not isinstance(frozen, dict) or min(progress.update, progress.threads, *progress.pending) < 0:
+        raise InputError(f"{path}: found a header with other values than a job's, expected one written by c4rl train")
+    progress.frozen = {run: asdict(from_dict(Failure, failure, f"{path}: {run}")) for run, failure in frozen.items()}
+    return progress
+
+
+def _check_runs(path: Path, found: Collection[RunKey], expected: Collection[RunKey] | None) -> None:
+    if expected is not None and set(found) != set(expected):
+        names = [" ".join(sorted(map(file_name, some))) or "none" for some in (found, expected)]
+        raise InputError(f"{path}: found the runs {names[0]}, expected those of config.json: {names[1]}")
+
+
+def save_policies(
+    path: Path,
+    policies: Mapping[Any, NumpyPolicy],
+    update: Mapping[Any, int],
+    failed: Mapping[Any, str] = MappingProxyType({}),
+) -> None:
+    """failed: what happened to the runs that failed."""
     arrays = {
         f"{file_name(run)}/{name}": np.ascontiguousarray(array)
         for run, policy in policies.items()
         for name, array in policy.arrays().items()
         if array.dtype.kind == "f"
     }
-    facts = {str(r): {"layers": len(p.weights), "squash": p.squash, "update": update[r]} for r, p in policies.items()}
+    facts = {
+        str(run): asdict(PolicyFacts(len(policy.weights), policy.squash, update[run], failed.get(run, "")))
+        for run, policy in policies.items()
+    }
     with replacing(path) as temporary:
         save_file(arrays, temporary, {"schema": SCHEMA, "kind": "policies", "facts": json.dumps(facts)})
 
 
-def load_policies(path: Path) -> dict[RunKey, NumpyPolicy]:
-    policies = {}
+def load_policies(path: Path, runs: Collection[RunKey] | None = None) -> dict[RunKey, NumpyPolicy]:
+    """The policies of all runs, which must be these."""
+    return load_policy_file(path, runs)[0]
+
+
+def load_policy_file(
+    path: Path, runs: Collection[RunKey] | None = None
+) -> tuple[dict[RunKey, NumpyPolicy], dict[RunKey, str]]:
+    """The policies of all runs, which must be these; and what happened to runs that failed."""
+    policies: dict[RunKey, NumpyPolicy] = {}
+    failed: dict[RunKey, str] = {}
     with _opened(path, "policies", framework="np") as file:
-        facts = json.loads(file.metadata()["facts"])
-        for text, fact in facts.items():
+        facts = parse_json(file.metadata().get("facts", ""), f"{path}: its header", "facts of policies")
+        for text, data in facts.items() if isinstance(facts, dict) else ():
             run = key_from(text)
+            fact: PolicyFacts = from_dict(PolicyFacts, data, f"{path}: {text}")
             prefix = f"{file_name(run)}/"
             arrays = {k.removeprefix(prefix): file.get_tensor(k) for k in file.keys() if k.startswith(prefix)}  # noqa: SIM118
-            arrays |= {"layers": np.array(fact["layers"]), "squash": np.array(fact["squash"])}
-            policies[run] = NumpyPolicy.from_arrays(arrays)
-    return policies
+            try:
+                policy = NumpyPolicy.from_arrays(
+                    arrays | {"layers": np.array(fact.layers), "squash": np.array(fact.squash)}
+                )
+            except KeyError as missing:
+                raise InputError(f"{path}: {prefix}{missing.args[0]} is missing, expected a whole policy") from None
+            if (misfit := policy.misfit()) is not None:
+                raise InputError(f"{path}: {text}: found {misfit}")
+            policies[run] = policy
+            failed |= {run: fact.failed} if fact.failed else {}
+    _check_runs(path, policies, runs)
+    return policies, failed
 
 
 def _opened(path: Path, kind: str, framework: str = "pt") -> Any:
-    if not path.exists():
+    if not path.is_file():
         raise InputError(f"{path}: no such file, expected the {kind} of a run folder made by c4rl train")
     try:
         file = safe_open(path, framework)

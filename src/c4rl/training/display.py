@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from c4rl.jobs.runs import Run, RunKey
+from c4rl.training.summary import FAILED, MARK, describe_failure
 
 PLAIN_SECONDS = 10.0  # at most one plain line of losses this often
 SHOWN = ("critic_loss", "actor_loss", "q")
@@ -22,7 +23,7 @@ def number(value: float | None) -> str:
 class Display:
     def __init__(self, title: str, runs: Sequence[Run], total: int, start: int, console: Console) -> None:
         self.title, self.total, self.console = title, total, console
-        self.groups = {run.key: run.group for run in runs}
+        self.groups, self.titles = {run.key: run.group for run in runs}, {run.key: run.title for run in runs}
         self.runs: dict[RunKey, dict[str, Any]] = {run.key: {"state": "training"} for run in runs}
         self._plain_at = 0.0
         self._began, self._start, self._update = time.monotonic(), start, start
@@ -74,14 +75,15 @@ class Display:
         for group in dict.fromkeys(self.groups[key] for key in per_run):
             records = [record for key, record in per_run.items() if self.groups[key] == group]
             names = [name for name, value in records[0].items() if isinstance(value, float)]
-            scores = [f"{name} " + " ".join(number(record[name]) for record in records) for name in names]
+            marked = [(record, MARK if FAILED in record else "") for record in records]
+            scores = [f"{name} " + " ".join(number(record[name]) + mark for record, mark in marked) for name in names]
             left = self._left(max(update, self._update))  # scores may come late
             words = [f"update {update:,}/{self.total:,}", *([group] if group else []), *scores, left]
             self._line("  ".join(words))
 
-    def frozen(self, run: RunKey, sentence: str) -> None:
-        self.runs[run]["state"] = "stopped"
-        self.message(sentence)
+    def failed(self, run: RunKey, failure: dict[str, Any]) -> None:
+        self.runs[run]["state"] = f"failed at {failure['failed_at']:,}"
+        self.message(f"{self.titles[run]}: {describe_failure(failure)}")
 
     def message(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -49,7 +49,8 @@ class SimulatorEvaluation:
         self.tasks = {run.key: preparations[run.data].task for run in runs_of(config)}
         self._pools: dict[Task, EvaluationPool] = {}
         cores = config.threads or min(_available_cores() - spare_cores, MAX_WORKERS)
-        self.workers = max(1, math.ceil(cores / len(set(self.tasks.values()))))  # of each task
+        episodes = len(self.tasks) * config.eval_episodes
+        self.workers = max(1, min(math.ceil(cores / len(set(self.tasks.values()))), episodes))  # of each task
 
     def __call__(self, launches: list[Launch], policies: Mapping[RunKey, NumpyPolicy]) -> dict[RunKey, dict[str, Any]]:
         return self.submit(policies).result()

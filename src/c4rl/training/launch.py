@@ -9,15 +9,16 @@ from torch import Tensor
 
 from c4rl.algorithms.algorithm import Algorithm
 from c4rl.core.buffer import TransitionBuffer, UniformSampler
+from c4rl.core.errors import InputError
 from c4rl.core.networks import Stack
 from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.core.ops import kernels, products
 from c4rl.core.ops.metrics import add_metrics, note_failures
 from c4rl.core.random import Streams
 from c4rl.data.packing import Scaling
-from c4rl.jobs.config import TrainConfig
+from c4rl.jobs.config import MOST, TrainConfig
 from c4rl.jobs.registry import MONITOR, PLUGINS, algorithm_class, plugin_names
-from c4rl.jobs.runs import Run, RunKey, as_runs, launch_groups, runs_of, stacked_options
+from c4rl.jobs.runs import Run, RunKey, as_runs, file_name, launch_groups, runs_of, stacked_options
 from c4rl.plugins.seams import Plugin, Plugins
 from c4rl.training.cuda_graph import GraphedCalls
 from c4rl.training.snapshot import RunState, Snapshot
@@ -35,6 +36,12 @@ def launches_of(
     """Launches of all runs, or of these. buffer: the job's prepared data, in order. states: to resume from."""
     together = launch_groups(config, runs_of(config) if runs is None else runs, buffer.dataset_lengths, device)
     return [Launch(config, some, buffer, device, states=states) for some in together]
+
+
+def _kind(tensor: Tensor | None) -> str:
+    if tensor is None:
+        return "nothing"
+    return f"{'numbers' if tensor.is_floating_point() else 'integers'} of shape {list(tensor.shape)}"
 
 
 def _maker(kind: type) -> Any:
@@ -216,6 +223,8 @@ class Launch:
 
     def load(self, states: Mapping[RunKey, RunState]) -> None:
         """Restore in place what `run_states` returned, for any stack."""
+        for run, key in enumerate(self.keys):
+            self._check(run, states[key])
         for name, tensor in self.live_state().items():
             runs = [self._padded(name, states[key][name], run) for run, key in enumerate(self.keys)]
             tensor.copy_(torch.stack(runs) if tensor.dim() else runs[0])
@@ -226,6 +235,25 @@ class Launch:
         if names:  # a run stopped before its first update has none
             sums = [[states[key].get(METRICS + name, 0.0) for key in self.keys] for name in names]
             self._metrics[self.stage] = names, torch.tensor(sums, dtype=self.streams.dtype, device=self.device)
+
+    def _check(self, run: int, state: RunState) -> None:
+        """Refuse the state of other networks or plug-ins, and numbers that no update leaves behind."""
+        live = {n: self._unpadded(n, t[run], run) if t.dim() else t for n, t in self.live_state().items()}
+        live |= {name: torch.zeros(()) for name in state if name.startswith(METRICS)}
+        live |= {f"{METRICS}count": torch.tensor(0), f"{METRICS}stage": torch.tensor(0)}
+        below = {f"{METRICS}count": MOST, f"{METRICS}stage": len(self.algorithm.stages)}
+        for name in sorted(live.keys() | state.keys()):
+            found, own, problem = state.get(name), live.get(name), ""
+            if found is None or _kind(found) != _kind(own):
+                problem = f"{_kind(found)}, expected {_kind(own)}"
+            elif found.is_floating_point():
+                problem = "" if found.isfinite().all() else "numbers that are not finite, expected finite ones"
+            else:  # most integers are rows or clusters
+                bound = below.get(name, len(self.buffer.packed))
+                within = found.ge(0) & found.lt(bound)
+                problem = "" if within.all() else f"other integers than 0 to {bound - 1:,}, expected those"
+            if problem:
+                raise InputError(f"{file_name(self.keys[run])}/{name}: found {problem}")
 
     def policies(self, scaling: Scaling | Sequence[Scaling]) -> dict[RunKey, NumpyPolicy]:
         """The evaluated policy of every run, with normaliser and bounds: those of one dataset, or of the job's

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,10 @@ from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.core.ops import available, missing
 from c4rl.core.typed_json import jsonable
 from c4rl.data.packing import pack_datasets
-from c4rl.jobs.config import TrainConfig
+from c4rl.environments.tasks import physics, simulator
+from c4rl.jobs.config import RESUMABLE, TrainConfig, to_json
 from c4rl.jobs.registry import algorithm_class
-from c4rl.jobs.runs import RunKey, runs_of
+from c4rl.jobs.runs import RunKey, explain_launches, file_name, key_of, runs_of
 from c4rl.training.background import (
     BackgroundWriter,
     KnownScores,
@@ -42,10 +44,17 @@ from c4rl.training.checkpoint import (
 from c4rl.training.display import Display
 from c4rl.training.evaluation import HeldOutEvaluation, SimulatorEvaluation
 from c4rl.training.launch import Launch, launches_of
-from c4rl.training.preparation import Preparation, choose_device, prepare_all
+from c4rl.training.preparation import (
+    ALL_THREADS,
+    Preparation,
+    choose_device,
+    free_threads,
+    in_any_folder,
+    prepare_all,
+)
 from c4rl.training.run_directory import RunDirectory, check_new_output, job_config
 from c4rl.training.snapshot import GoodStates
-from c4rl.training.summary import Record, best_records, is_better, summarise
+from c4rl.training.summary import FAILED, Record, best_records, describe_failure, is_better, summarise
 from c4rl.training.timer import DeviceTimer
 
 
@@ -56,19 +65,52 @@ class Interrupted(Exception):
 def train(config: TrainConfig, console: Console | None = None) -> dict[str, Any]:
     """Run a new job to its end and return its summary."""
     check_new_output(config.output)
+    config = in_any_folder(config)
     preparations, device = prepare_all(config), choose_device(config.device)
     directory = RunDirectory(config.output)
     directory.create(config)
-    return Trainer(config, preparations, directory, device, console or Console()).run()
+    trainer = Trainer(config, preparations, directory, device, console or Console())
+    del preparations  # the trainer has packed their rows
+    return trainer.run()
 
 
-def resume(path: Path, console: Console | None = None) -> dict[str, Any]:
-    """Continue an interrupted job from its last checkpoint."""
-    config = job_config(path)
+def resume(path: Path, console: Console | None = None, *, allow_import: bool = False, **changes: Any) -> dict[str, Any]:
+    """Continue an interrupted job from its last checkpoint. changes: of `RESUMABLE` options."""
+    config = job_config(path, allow_import)
+    if changes:
+        config = _changed(config, changes)
     preparations, device = prepare_all(config), choose_device(config.device)
     directory = RunDirectory(path)
     directory.reopen(config)
-    return Trainer(config, preparations, directory, device, console or Console(), resumed=True).run()
+    try:
+        trainer = Trainer(config, preparations, directory, device, console or Console(), resumed=True)
+        del preparations
+        if changes:
+            directory.change(**{name: to_json(config)[name] for name in changes})
+        if trainer.progress.update < trainer.total:  # of a job that had ended
+            (path / "summary.json").unlink(missing_ok=True)
+    except BaseException:
+        directory.close()
+        raise
+    return trainer.run()
+
+
+def _changed(began: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
+    """A job's config with changes that leave its runs the same."""
+    assert changes.keys() <= set(RESUMABLE)
+    config = replace(began, **changes)
+    if "dataset" in changes:
+        config = in_any_folder(config)
+    names = [[file_name(run.key) for run in runs_of(one)] for one in (config, began)]
+    if names[0] != names[1]:
+        raise InputError(
+            f"--dataset: found files that name the runs {' '.join(names[0])}, expected {' '.join(names[1])}"
+        )
+    first, *last = (algorithm_class(c.algorithm).plan(c.options, c.updates)[:-1] for c in (config, began))
+    if [first] != last:
+        stages = ", ".join(stage.name for stage in first)
+        raise InputError(f"--updates: would change the length of the stages {stages}, expected it as it was")
+    return config
 
 
 class Trainer:
@@ -81,14 +123,20 @@ class Trainer:
         console: Console,
         resumed: bool = False,
     ) -> None:
-        self.config, self.preparations, self.directory, self.device = config, preparations, directory, device
+        self.config, self.directory, self.device = config, directory, device
         self.runs = runs_of(config)
         self.scalings = [preparation.scaling for preparation in preparations]
-        if config.threads is not None:
-            torch.set_num_threads(config.threads)
         self.buffer = pack_datasets([(p.train, p.scaling) for p in preparations], device)
         self.good = GoodStates()
-        self.progress = Progress(dataset_sha256=",".join(p.facts["sha256"] for p in preparations))
+        self.progress = Progress(
+            dataset_sha256=",".join(p.facts["sha256"] for p in preparations),
+            settings=directory.settings,
+            environment=simulator(*(p.task for p in preparations)),
+            threads=config.threads or free_threads(),
+        )
+        plan = algorithm_class(config.algorithm).plan(config.options, config.updates)
+        self.total = sum(stage.updates for stage in plan)  # updates of all stages
+        self.notes = [f"warning: {p.facts['path']}: {text}" for p in preparations for text in p.warnings]
         self.records: list[dict[str, Any]] = []  # evaluations so far
         self.best: dict[RunKey, Record] = {}  # every run's best evaluation; below, its policy
         self.best_policies: dict[RunKey, NumpyPolicy] = {}
@@ -100,53 +148,69 @@ class Trainer:
             if preparations[0].task.name == "none"
             else SimulatorEvaluation(config, preparations, spare_cores=1 if self.in_background else 0)
         )
+        self.preparations = [preparation.without_rows() for preparation in preparations]
         if resumed and directory.checkpoint.exists():
             self._restore()
         else:
+            torch.set_num_threads(self.progress.threads)
             self.launches = launches_of(config, self.buffer, device)
             if resumed:
-                directory.rewind(0)
+                directory.rewind([])
             self._start_clock()
             self._save(0, forced=True)
-        plan = algorithm_class(config.algorithm).plan(config.options, config.updates)
-        self.total = sum(stage.updates for stage in plan)  # updates of all stages
         self.console = console
         self._stop: str | None = None
 
     def run(self) -> dict[str, Any]:
         config = self.config
         plugins = "" if config.plugins == ("none",) else " + " + " + ".join(config.plugins)
-        rows = " + ".join(f"{len(p.train):,}" for p in self.preparations)
+        rows = " + ".join(f"{p.facts['rows']:,}" for p in self.preparations)
         title = f"{config.algorithm}{plugins} on {' and '.join(config.task)}, {rows} rows, {self.device.type}"
         if self.device.type == "cuda" and config.fused_kernels and (reason := missing()) is not None:
             title += f", PyTorch's own kernels ({reason})"
         if config.precision != "fp32":
             own_kernels = available(self.device) and config.fused_kernels
             title += f", {config.precision if own_kernels else f'fp32 ({config.precision} needs fused GPU kernels)'}"
-        for sentence in dict.fromkeys(f"{p.facts['path']}: {text}" for p in self.preparations for text in p.warnings):
-            self.console.print(f"warning: {sentence}", highlight=False, markup=False, soft_wrap=True)
+        if config.threads is None and self.progress.threads < ALL_THREADS:
+            others = f"{self.progress.threads} of {ALL_THREADS} threads, since other processes were busy when it began"
+            self.notes.append(f"{others}; --threads changes that")
+        for sentence in dict.fromkeys(self.notes):
+            self.console.print(sentence, highlight=False, markup=False, soft_wrap=True)
         self.display = Display(title, self.runs, self.total, self.progress.update, self.console)
+        if (split := explain_launches(config, self.runs, self.buffer.dataset_lengths, self.device)) is not None:
+            self.display.message(split)
         if not self.directory.has_tensorboard:
             self.display.message(f"no logs for TensorBoard: {how_to_install('tensorboard')}")
+        for run in self.runs:
+            if (failure := self.progress.frozen.get(str(run.key))) is not None:  # before the job was resumed
+                self.display.failed(run.key, failure)
         self._start_clock()
-        try:
-            with self._graceful_interruption():
+        with self._graceful_interruption():
+            try:
                 while self.progress.update < self.total and self.launches:
                     self._one_update()
                 self._log_scores(wait=True)
                 self.writer.wait()
                 ensembles = self._score_ensembles()
-            self.display.finished()
-            summary = summarise(
-                config, self.runs, self.preparations, self.records, ensembles, self.progress, self.device
-            )
-            write_json(self.directory.path / "summary.json", jsonable(summary))
-            return summary
-        finally:
-            self.display.close()
-            self.evaluate.close()
-            self.writer.close()
-            self.directory.close()
+                self.display.finished()
+                summary = summarise(
+                    config, self.runs, self.preparations, self.records, ensembles, self.progress, self.device
+                )
+                write_json(self.directory.path / "summary.json", jsonable(summary))
+                return summary
+            except KeyboardInterrupt:
+                raise Interrupted(
+                    f"interrupted twice: left as of the last checkpoint; {self._how_to_continue}"
+                ) from None
+            finally:
+                self.display.close()
+                self.evaluate.close()
+                self.writer.close()
+                self.directory.close()
+
+    @property
+    def _how_to_continue(self) -> str:
+        return f"continue with: c4rl train --resume {self.directory.path}"
 
     # -- one update and what happens around it
 
@@ -185,10 +249,7 @@ class Trainer:
         self.display.advance(step, stage.name if len(algorithm.stages) > 1 else "updates")
         if stop is not None and not ended:
             self._finish_early(step)
-            raise Interrupted(
-                f"{stop}: saved at update {step:,} of {self.total:,}; "
-                f"continue with: c4rl train --resume {self.directory.path}"
-            )
+            raise Interrupted(f"{stop}: saved at update {step:,} of {self.total:,}; {self._how_to_continue}")
 
     def _start_clock(self) -> None:
         self._ticked = time.monotonic() - self.progress.evaluation_seconds
@@ -238,7 +299,10 @@ class Trainer:
         self.progress.evaluation_seconds += time.monotonic() - began
 
     def _log_evaluation(self, step: int, policies: dict[RunKey, NumpyPolicy], scores: dict[RunKey, Record]) -> None:
-        per_run = {run.key: scores[run.key] for run in self.runs}
+        # a run that has failed is marked wherever its score stands
+        failed = {run.key: self.progress.frozen.get(str(run.key)) for run in self.runs}
+        marks = {key: {FAILED: f["failed_at"]} if f and f["failed_at"] <= step else {} for key, f in failed.items()}
+        per_run = {run.key: scores[run.key] | marks[run.key] for run in self.runs}
         for run in self.runs:
             record = {"update": step, **run.facts, **per_run[run.key]}
             self.records.append(record)
@@ -280,10 +344,10 @@ class Trainer:
             states = launch.run_states()
             for run in (run for run in launch.runs if run.key in failures):
                 (failed_at, reason), good_at = failures[run.key], self.good.update
-                self.progress.frozen[str(run.key)] = {"update": good_at, "failed_at": failed_at, "reason": reason}
-                self.display.frozen(
-                    run.key, f"{run.title}: {reason} at update {failed_at:,}; stopped, kept as of update {good_at:,}"
-                )
+                failure = {"update": good_at, "failed_at": failed_at, "reason": reason}
+                self.progress.frozen[str(run.key)] = failure
+                self.directory.log(self.progress.update, {run.key: {FAILED: failed_at}})
+                self.display.failed(run.key, failure)
             remaining = [run for run in launch.runs if run.key not in failures]
             index = self.launches.index(launch)
             self.launches.remove(launch)
@@ -308,8 +372,9 @@ class Trainer:
         self.writer.submit_checkpoint(self.directory.checkpoint, write)
 
     def _save_policies(self, which: str, policies: dict[RunKey, NumpyPolicy], updates: dict[RunKey, int]) -> None:
-        path = self.directory.policy(which)
-        self.writer.submit(path, lambda: save_policies(path, policies, updates))
+        path, frozen = self.directory.policy(which), self.progress.frozen
+        failed = {key: describe_failure(frozen[str(key)]) for key in policies if str(key) in frozen}
+        self.writer.submit(path, lambda: save_policies(path, policies, updates, failed))
 
     def _finish_early(self, step: int) -> None:
         """All is saved; wait for pending evaluations. A second request to stop skips them: a resumed job does them."""
@@ -319,37 +384,71 @@ class Trainer:
         self.writer.wait()
 
     def _restore(self) -> None:
-        states, self.progress = load_checkpoint(self.directory.checkpoint)
+        """Read and check all that is there; only then change anything."""
+        folder, path, now = self.directory.path, self.directory.checkpoint, self.progress
+        runs = {run.key for run in self.runs}
+        states, self.progress = load_checkpoint(path, runs)
+        self._check_same_job(now)
         self.good = GoodStates(self.progress.update, states)
-        for began_with, facts in zip(
-            self.progress.dataset_sha256.split(","), (p.facts for p in self.preparations), strict=True
-        ):
-            if began_with != facts["sha256"]:
-                raise InputError(
-                    f"{facts['path']}: its bytes changed since the job began (sha256 {facts['sha256'][:12]}..., "
-                    f"expected {began_with[:12]}...)"
-                )
         active = [run for run in self.runs if str(run.key) not in self.progress.frozen]
-        self.launches = launches_of(self.config, self.buffer, self.device, active, states)
-        pending = self.progress.pending
-        lines = self.directory.rewind(self.progress.update, pending)
-        forget_pending(self.directory.path, pending)
-        for update in pending:
-            policies = load_pending(self.directory.path, update)
-            assert isinstance(self.evaluate, SimulatorEvaluation)
-            self.evaluations.add(update, policies, self.evaluate.submit(policies))
-        self.records = [line for line in lines if any(name == "score" or name.endswith("action_rmse") for name in line)]
-        best = self.directory.policy("best")
-        if any("score" in record for record in self.records) and best.exists():
-            self.best_policies = load_policies(best)
+        try:
+            self.launches = launches_of(self.config, self.buffer, self.device, active, states)
+            self._every_launch()  # checks the states of the others
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
+        pending = self.progress.pending if isinstance(self.evaluate, SimulatorEvaluation) else []
+        policies = {update: load_pending(folder, update, runs) for update in pending}
+        lines = self.directory.kept(self.progress.update, pending)
+        named = "score" if isinstance(self.evaluate, SimulatorEvaluation) else f"{self.evaluate.rows}_action_rmse"
+        self.records = [line for line in lines if named in line]
+        known = {key_of(record) for record in self.records}
+        shapes = {frozenset(name for name in record if name.endswith("_rmse")) for record in self.records}
+        ended = self.progress.update == self.total or not self.launches
+        if (ended and known != runs) or len(shapes) > 1:
+            raise InputError(f"{folder / 'metrics.jsonl'}: lacks evaluations, expected those of every run")
+        if named == "score" and self.records:
+            self.best_policies = load_policies(self.directory.policy("best"), runs)
             self.best = best_records(self.records)
+        self.directory.rewind(lines)
+        forget_pending(folder, pending)
+        for update, some in policies.items():
+            assert isinstance(self.evaluate, SimulatorEvaluation)
+            self.evaluations.add(update, some, self.evaluate.submit(some))
+
+    def _check_same_job(self, now: Progress) -> None:
+        """Refuse a checkpoint of other settings, data or another simulator than those at hand."""
+        began, path = self.progress, self.directory.path
+        self.directory.check_settings(began.settings)
+        if began.update > self.total:
+            raise InputError(f"{path}: found {began.update:,} updates done, expected at most the job's {self.total:,}")
+        if not began.frozen.keys() <= {str(run.key) for run in self.runs}:
+            raise InputError(f"{path}: found a failure of no run, expected runs of config.json")
+        found = [(p.facts["path"], p.facts["sha256"]) for p in self.preparations]
+        for (place, digest), expected in zip_longest(found, began.dataset_sha256.split(","), fillvalue=(path, "none")):
+            if digest != expected:
+                raise InputError(
+                    f"{place}: its bytes changed since the job began (sha256 {digest[:12]}..., "
+                    f"expected {expected[:12]}...)"
+                )
+        if began.environment != now.environment:
+            words = f"began on the simulator '{began.environment}' and would go on on '{now.environment}'"
+            if began.environment and physics(began.environment) != physics(now.environment or ""):
+                raise InputError(f"{path}: {words}, expected the same: their scores do not compare")
+            self.notes.append(f"warning: {path}: {words}")
+        began.settings, began.environment = now.settings, now.environment
+        began.threads = self.config.threads or began.threads or now.threads  # sums round differently with others
+        torch.set_num_threads(began.threads)
 
     @contextmanager
     def _graceful_interruption(self) -> Iterator[None]:
         """Ctrl-C and termination finish the current update, save, and print how to continue."""
 
+        asked = 0
+
         def note(number: int, frame: Any) -> None:
-            if self._stop is not None:  # asked twice: at once
+            nonlocal asked
+            asked += 1
+            if asked == 2:  # at once; further requests wait until files and processes are closed
                 raise KeyboardInterrupt
             self._stop = "interrupted" if number == signal.SIGINT else "terminated"
 

@@ -1,8 +1,10 @@
 """From a config to rows ready for training: everything that can be wrong with the input is found here."""
 
+import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from c4rl.core.errors import InputError
 from c4rl.data.dataset import Dataset
 from c4rl.data.info import describe, observation_statistics
 from c4rl.data.loading import load_for_task
+from c4rl.data.minari import PREFIX
 from c4rl.data.packing import Scaling, baselines, check_scaled
 from c4rl.data.subsets import (
     hold_out,
@@ -26,6 +29,7 @@ from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.registry import algorithm_class
 from c4rl.jobs.runs import data_configs
 
+ALL_THREADS = torch.get_num_threads()  # PyTorch's own choice, before any job makes another
 # --subset -> (data, rows, seed) -> fewer data
 SUBSETS: dict[str, Callable[[Dataset, int, int], Dataset]] = {
     "trajectories": trajectory_subset,
@@ -46,6 +50,12 @@ class Preparation:
     facts: dict[str, Any]  # the summary's "dataset" entry
     warnings: list[str]  # those of `c4rl data info`
 
+    def without_rows(self) -> "Preparation":
+        """Once they are packed, the rows are only in the way."""
+        rows = {name: value for name, value in vars(self.train).items() if isinstance(value, np.ndarray)}
+        arrays: dict[str, Any] = {name: value[:0].copy() for name, value in rows.items()}
+        return replace(self, train=replace(self.train, **arrays), held_out=None)
+
 
 def prepare(config: TrainConfig) -> Preparation:
     """Prepare a job with one dataset."""
@@ -54,6 +64,7 @@ def prepare(config: TrainConfig) -> Preparation:
     if task.name != "none" and (reason := missing(task)) is not None:
         raise InputError(f"--task {task_name}: cannot be evaluated here: {reason}")
     full = load_for_task(path, task, config.action_low, config.action_high, config.clip_actions)
+    warnings = describe(full)["warnings"]
     train, held = full, None
     if task.name == "none" and config.hold_out > 0:
         train, held = hold_out(train, config.hold_out, config.subset_seed)
@@ -65,7 +76,13 @@ def prepare(config: TrainConfig) -> Preparation:
     check_scaled(full, scaling)
     if task.name == "none":
         facts |= baselines(train if held is None else held, scaling)
-    return Preparation(task, train, held, scaling, facts, describe(full)["warnings"])
+    return Preparation(task, train, held, scaling, facts, warnings)
+
+
+def in_any_folder(config: TrainConfig) -> TrainConfig:
+    """The config with paths of datasets that hold in any working folder."""
+    paths = (path if str(path).startswith(PREFIX) else path.absolute() for path in config.dataset)
+    return replace(config, dataset=tuple(paths))
 
 
 def prepare_all(config: TrainConfig) -> tuple[Preparation, ...]:
@@ -97,6 +114,14 @@ def _scaling(config: TrainConfig, train: Dataset, full: Dataset) -> Scaling:
             f"{config.dataset[0]}: --normalize-returns needs returns that differ, found {returns[0]:g} only"
         )
     return replace(scaling, reward_scale=config.reward_scale * 1000 / spread)
+
+
+@cache
+def free_threads() -> int:
+    """As many threads as cores are free when first asked: threads that share a core wait for each other at every sum,
+    so that one alone is often ten times faster. Asked once, since later the load is our own."""
+    busy = os.getloadavg()[0] / (os.cpu_count() or 1)
+    return max(1, math.ceil(ALL_THREADS * (1 - busy)))
 
 
 def choose_device(name: str) -> torch.device:

@@ -23,12 +23,16 @@ def restore(
     config = replace(job_config(folder), output=folder)
     preparations = prepare_all(config)
     buffer = pack_datasets([(p.train, p.scaling) for p in preparations], device)
-    states, progress = load_checkpoint(RunDirectory(folder).checkpoint)
+    path = RunDirectory(folder).checkpoint
+    states, progress = load_checkpoint(path, [one.key for one in runs_of(config)])
     runs = [one for one in runs_of(config) if run in (None, one.key, file_name(one.key))]
     if not runs or len({one.data for one in runs}) > 1 or len(alike(config, runs, buffer.dataset_lengths)) > 1:
         names = ", ".join(file_name(one.key) for one in runs_of(config))
         found = "no run named, and they differ in their data or networks" if runs else f"no run '{run}'"
         raise InputError(f"{folder}: found {found}, expected one of {names}")
-    launch = Launch(config, runs, buffer, device, states=states)
+    try:
+        launch = Launch(config, runs, buffer, device, states=states)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
     launch.step.fill_(progress.update)
     return launch, preparations[runs[0].data], config

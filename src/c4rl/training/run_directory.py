@@ -2,17 +2,19 @@
 
 import fcntl
 import json
+import math
 import os
 import shutil
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 from c4rl.core.errors import InputError
 from c4rl.core.extras import installed
-from c4rl.core.files import write_json
+from c4rl.core.files import parse_json, read_bytes, replacing, write_json
 from c4rl.core.typed_json import jsonable
-from c4rl.jobs.config import TrainConfig, read_config, to_json
+from c4rl.jobs.config import RESUMABLE, TrainConfig, digest, read_config, stored_config, to_json
 from c4rl.jobs.runs import Run, RunKey, file_name, key_of, runs_of
 
 NOT_FINITE = ("nan", "inf", "-inf")  # as `jsonable` writes them
@@ -23,7 +25,7 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock: IO[str] | None = None
+        self._lock: IO[bytes] | None = None
         self._metrics: IO[str] | None = None
         self._writers: dict[RunKey, Any] = {}
         self._runs: dict[RunKey, Run] = {}
@@ -45,37 +47,54 @@ class RunDirectory:
         self._runs = {run.key: run for run in runs_of(config)}
         self._metrics = open(self.path / "metrics.jsonl", "a")  # noqa: SIM115 - held until close
 
+    @property
+    def settings(self) -> str:
+        """A digest of config.json, without what may change when the job is resumed."""
+        return digest(stored_config(self.path / "config.json"))
+
+    def check_settings(self, began_with: str) -> None:
+        """Refuse a config.json that is not the one the job began with."""
+        if began_with not in ("", self.settings):
+            flags = ", ".join(f"--{name}" for name in RESUMABLE)
+            path = self.path / "config.json"
+            raise InputError(f"{path}: changed since the job began, expected it as it was ({flags} may change)")
+
     def reopen(self, config: TrainConfig) -> None:
-        """Take an interrupted job's folder; `rewind` must follow."""
+        """Take an interrupted job's folder; nothing in it changes before `rewind`."""
+        for path in self.path.iterdir():
+            if path.is_symlink():
+                raise InputError(f"{path}: found a link, expected a run folder without links")
         self._acquire()
         self._runs = {run.key: run for run in runs_of(config)}
-        for stale in self.path.glob(".*.partial"):  # of a process that was killed while writing
-            stale.unlink()
 
-    def rewind(self, update: int, pending: Collection[int] = ()) -> list[dict[str, Any]]:
-        """Drop metrics later than `update`, and scores of `pending` updates; return the others.
+    def kept(self, update: int, pending: Collection[int] = ()) -> list[dict[str, Any]]:
+        """The metrics up to `update`, without the scores of `pending` updates.
 
-        What is dropped will be written again. Scores may come late: those that were pending at a checkpoint may have
-        been logged after it.
+        The others will be written again. Scores may come late: those that were pending at a checkpoint may have been
+        logged after it.
         """
         path = self.path / "metrics.jsonl"
-        kept: list[dict[str, Any]] = []
-        for line in path.read_text().splitlines() if path.exists() else []:
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError:
-                break  # the line that was being written when the process died
-            if record["update"] <= update and not ("score" in record and record["update"] in pending):
-                kept.append(record)
-        temporary = path.with_name(".metrics.jsonl.partial")
-        temporary.write_text("".join(json.dumps(record) + "\n" for record in kept))
-        os.replace(temporary, path)
+        records = read_metrics(path, self._runs) if path.exists() else []
+        return [r for r in records if r["update"] <= update and not ("score" in r and r["update"] in pending)]
+
+    def rewind(self, kept: list[dict[str, Any]]) -> None:
+        """Drop all metrics but these, and what a process that was killed left half written."""
+        for stale in self.path.glob(".*.partial"):
+            stale.unlink()
+        path = self.path / "metrics.jsonl"
+        with replacing(path) as temporary:
+            temporary.write_text("".join(json.dumps(jsonable(record)) + "\n" for record in kept))
         self._metrics = open(path, "a")  # noqa: SIM115 - held until close
         self._rewound = kept
-        return kept
+
+    def change(self, **values: Any) -> None:
+        """Change values in config.json."""
+        path = self.path / "config.json"
+        write_json(path, stored_config(path) | values)
 
     def _acquire(self) -> None:
-        self._lock = open(self.path / ".lock", "w")  # noqa: SIM115 - held until close; the system frees it on any death
+        # never a link, never emptied; held until close, and the system frees it on any death
+        self._lock = open(os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "rb")  # noqa: SIM115
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -146,8 +165,39 @@ def check_new_file(flag: str, path: Path) -> None:
         raise InputError(f"--{flag} {path}: cannot be created, '{path.parent}' is not a folder")
 
 
-def job_config(path: Path) -> TrainConfig:
+def job_config(path: Path, allow_import: bool = False) -> TrainConfig:
     """The config of a run folder, which may have been moved since."""
     if not path.is_dir():
         raise InputError(f"{path}: no such folder, expected one made by c4rl train")
-    return read_config(path / "config.json")
+    return read_config(path / "config.json", allow_import)
+
+
+def read_metrics(path: Path, runs: Collection[RunKey]) -> list[dict[str, Any]]:
+    """The lines of a metrics.jsonl, all of these runs. One that was being written when a process died is left out."""
+    *lines, _ = read_bytes(path, "the metrics of a job", math.inf).split(b"\n")
+    return [_record(line, f"{path}: line {number}", runs) for number, line in enumerate(lines, 1)]
+
+
+def _record(line: bytes, origin: str, runs: Collection[RunKey]) -> dict[str, Any]:
+    record = parse_json(line, origin, "the metrics of a run")
+    update = record.get("update") if isinstance(record, dict) else None
+    if type(update) is not int or update < 0:
+        raise InputError(f"{origin}: found no update, expected the metrics of a run")
+    key = record.get("run", record.get("seed"))
+    if not isinstance(key, int | str) or key not in runs:
+        raise InputError(f"{origin}: found the run {key!r}, expected one of config.json")
+    for name in [name for name in record if name == "score" or name.endswith("_rmse")]:
+        record[name] = _number(record[name], f"{origin}: field '{name}'")
+    if "score" in record:
+        returns = record.get("returns")
+        if not isinstance(returns, list) or not returns:
+            raise InputError(f"{origin}: field 'returns' is {returns!r}, expected a list of numbers")
+        record["returns"] = [_number(value, f"{origin}: field 'returns'") for value in returns]
+    return record
+
+
+def _number(value: Any, origin: str) -> float:
+    with suppress(OverflowError):
+        if type(value) in (int, float) or value in NOT_FINITE:
+            return float(value)
+    raise InputError(f"{origin} is {value!r}, expected a number")

@@ -18,6 +18,23 @@ from c4rl.training.checkpoint import Progress
 from c4rl.training.preparation import Preparation
 
 Record = dict[str, Any]  # an evaluation of one run, as metrics.jsonl has it
+FAILED = "failed_at"  # in a record of a run that has failed: the update
+MARK = "†"  # behind the scores of runs that failed, in tables
+
+
+def describe_failure(failure: dict[str, Any]) -> str:
+    return f"{failure['reason']} at update {failure['failed_at']:,}; stopped, kept as of update {failure['update']:,}"
+
+
+def failed_runs(summary: dict[str, Any]) -> str | None:
+    """A sentence that names the runs that failed."""
+    failed = [run["name"] for run in summary["runs"] if run["failed"]]
+    return f"{len(failed)} of {len(summary['runs'])} runs failed: {', '.join(failed)}" if failed else None
+
+
+def show_std(std: float | None) -> str:
+    """One run has none."""
+    return "-" if std is None else f"{std:.1f}"
 
 
 def is_better(record: Record, best: Record | None) -> bool:
@@ -50,13 +67,14 @@ def summarise(
     grouped: dict[str, list[Run]] = {}
     for run in runs:
         grouped.setdefault(run.group, []).append(run)
-    groups = [_group(config, group, preparations[group[0].data].task, last, best) for group in grouped.values()]
+    stopped = progress.frozen
+    groups = [_group(config, own, preparations[own[0].data].task, last, best, stopped) for own in grouped.values()]
     for group, own in zip(groups, grouped.values(), strict=True):
         group |= _curves([[record for record in records if key_of(record) == run.key] for run in own])
         if found := ensembles.get(group["name"]):
             group["ensemble"] = {"members": config.ensemble, **_scores(found)}
     single = groups[0] if len(groups) == 1 else {}
-    kinds = ("last", "late", "best", "curve", "ensemble")
+    kinds = ("failed", "last", "late", "best", "curve", "ensemble")
     return {
         "task": _one_or_all(list(dict.fromkeys(config.tasks))),
         "environment": simulator(*(preparation.task for preparation in preparations)),
@@ -69,8 +87,8 @@ def summarise(
         **({kind: single[kind] for kind in kinds if kind in single} if single else {"groups": groups}),
         "late_rule": "per seed, the mean over the second half of its evaluations",
         "best_rule": "per seed, the evaluation with the highest mean score (uses the simulator)",
-        "stopped": progress.frozen,
-        "runs": [_run(config, run, last[run.key], best.get(run.key)) for run in runs],
+        "stopped": stopped,
+        "runs": [_run(config, run, last[run.key], best.get(run.key), stopped.get(str(run.key))) for run in runs],
         "timing": {
             "run_updates_per_second": progress.run_updates / max(progress.training_seconds, 1e-9),
             "clustering_seconds": progress.clustering_seconds,
@@ -87,7 +105,12 @@ def _one_or_all(values: list[Any]) -> Any:
 
 
 def _group(
-    config: TrainConfig, runs: Sequence[Run], task: Task, last: dict[RunKey, Record], best: dict[RunKey, Record]
+    config: TrainConfig,
+    runs: Sequence[Run],
+    task: Task,
+    last: dict[RunKey, Record],
+    best: dict[RunKey, Record],
+    stopped: dict[str, dict[str, Any]],
 ) -> dict[str, Any]:
     """Runs that differ only by seed."""
     first, final = runs[0], [last[run.key] for run in runs]
@@ -98,12 +121,15 @@ def _group(
         "values": dict(first.values),
         "seeds": [run.seed for run in runs],
         "score": task.score_name,
+        "failed": [run.seed for run in runs if str(run.key) in stopped],
         "last": _result(final) if best else _held_out(final),
         "best": _result([best[run.key] for run in runs]) if best else None,
     }
 
 
-def _run(config: TrainConfig, run: Run, last: Record, best: Record | None) -> dict[str, Any]:
+def _run(
+    config: TrainConfig, run: Run, last: Record, best: Record | None, failed: dict[str, Any] | None
+) -> dict[str, Any]:
     if best is not None:
         result = {"last": last["score"], "best": best["score"]}
     else:
@@ -115,6 +141,7 @@ def _run(config: TrainConfig, run: Run, last: Record, best: Record | None) -> di
         "dataset": str(config.dataset[run.dataset]),
         "values": dict(run.values),
         **result,
+        "failed": failed,
     }
 
 
@@ -127,7 +154,7 @@ def _scores(records: Sequence[Record]) -> dict[str, Any]:
     return {
         "scores": scores,
         "mean": float(np.mean(scores)),
-        "std": float(np.std(scores, ddof=1)) if len(scores) > 1 else 0.0,
+        "std": float(np.std(scores, ddof=1)) if len(scores) > 1 else None,
         "returns": [record["returns"] for record in records],
     }
 
@@ -138,7 +165,7 @@ def _curves(of_runs: Sequence[Sequence[Record]]) -> dict[str, Any]:
     if not all(scores):
         return {"late": None, "curve": None}
     late = [late_mean(np.array(curve)) for curve in scores]
-    std = float(np.std(late, ddof=1)) if len(late) > 1 else 0.0
+    std = float(np.std(late, ddof=1)) if len(late) > 1 else None
     updates = [record["update"] for record in of_runs[0]]
     return {
         "late": {"scores": late, "mean": float(np.mean(late)), "std": std},

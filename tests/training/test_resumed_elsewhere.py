@@ -1,0 +1,197 @@
+"""A job goes on from another working folder, with moved data, on another device, and beyond its planned end."""
+
+import json
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import c4rl.training.loop as loop
+import c4rl.training.preparation as preparation
+from c4rl.training.checkpoint import load_checkpoint, load_progress
+from c4rl.training.launch import Launch
+from tests.cli.support import assert_same_tensors, listing, metric_lines, run, summary
+from tests.training.jobs import STEADY, start, wait_until
+
+
+class PowerCut(Exception):
+    pass
+
+
+def begin(folder: Path, *flags: object, at: int | None = None) -> None:
+    """Train in this folder; at: the update at which the power fails."""
+    update = Launch.update
+
+    def cut(self: Launch, step: int) -> None:
+        if step == at:
+            raise PowerCut
+        update(self, step)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(Launch, "update", cut)
+        every = ["--updates", "30", "--log-every", "10", "--checkpoint-every", "10"]
+        words = ["train", "--task", "none", *STEADY, *every, "--output", folder, *flags]
+        if at is None:
+            assert run(*words) == 0
+        else:
+            with pytest.raises(PowerCut):
+                run(*words)
+
+
+@pytest.fixture(scope="module")
+def straight(plain_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("straight") / "job"
+    begin(folder, "--dataset", plain_data)
+    return folder
+
+
+def test_from_another_working_folder(
+    straight: Path, plain_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(plain_data, tmp_path / "near.npz")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    begin(Path("job"), "--dataset", "near.npz", at=15)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert run("train", "--resume", Path("..") / "job") == 0
+    assert_same_tensors(tmp_path / "job", straight)
+
+
+def test_with_data_that_moved(
+    straight: Path, plain_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = shutil.copy(plain_data, tmp_path / "first.npz")
+    folder, moved = tmp_path / "job", tmp_path / "moved.npz"
+    begin(folder, "--dataset", first, "--device", "auto", at=15)
+    first.rename(moved)
+    before = listing(folder)
+    assert run("train", "--resume", folder) == 2
+    assert "first.npz: there is no such file" in capsys.readouterr().err
+    (tmp_path / "other.npz").write_bytes(moved.read_bytes() + b"\0")
+    assert run("train", "--resume", folder, "--dataset", tmp_path / "other.npz") == 2
+    assert "other.npz: its bytes changed since the job began" in capsys.readouterr().err
+    assert run("train", "--resume", folder, "--dataset", moved, plain_data) == 2
+    assert "--dataset: found files that name the runs" in capsys.readouterr().err
+    assert listing(folder) == before
+    assert run("train", "--resume", folder, "--dataset", moved, "--threads", "1", "--device", "cpu") == 0
+    assert_same_tensors(folder, straight)
+    stored = json.loads((folder / "config.json").read_text())
+    assert (stored["dataset"], stored["threads"], stored["device"]) == (str(moved), 1, "cpu")
+    assert run("train", "--resume", folder) == 0  # the new place is remembered
+
+
+@pytest.mark.parametrize(("load", "threads"), [(0.0, 8), (0.5, 4), (0.97, 1), (3.0, 1)])
+def test_threads_are_as_many_as_cores_are_free(load: float, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparation, "ALL_THREADS", 8)
+    monkeypatch.setattr(os, "getloadavg", lambda: (load * (os.cpu_count() or 1), 0.0, 0.0))
+    assert preparation.free_threads.__wrapped__() == threads
+
+
+def test_with_the_threads_it_began_with_whatever_the_load_is_now(
+    straight: Path,
+    plain_data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Another number of threads would round differently."""
+    used: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", used.append)
+    monkeypatch.setattr(loop, "ALL_THREADS", 2)
+    monkeypatch.setattr(loop, "free_threads", lambda: 1)
+    stored = json.loads((straight / "config.json").read_text()) | {"threads": None}
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    assert run("train", "--config", tmp_path / "config.json", "--output", tmp_path / "job", "--updates", "2") == 0
+    assert "1 of 2 threads, since other processes were busy when it began" in capsys.readouterr().out
+    monkeypatch.setattr(loop, "free_threads", lambda: 2)
+    assert run("train", "--resume", tmp_path / "job") == 0
+    assert run("train", "--resume", tmp_path / "job", "--threads", "2") == 0
+    assert used == [1, 1, 2]
+
+
+def test_beyond_the_planned_end(straight: Path, plain_data: Path, tmp_path: Path) -> None:
+    """Bit for bit what a longer job would have given, even if the power fails in between."""
+    folder = tmp_path / "job"
+    begin(folder, "--dataset", plain_data, "--updates", "15")
+    assert summary(folder)["updates"] == 15
+    update = Launch.update
+
+    def cut(self: Launch, step: int) -> None:
+        if step == 25:
+            raise PowerCut
+        update(self, step)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(Launch, "update", cut)
+        with pytest.raises(PowerCut):
+            run("train", "--resume", folder, "--updates", "30")
+    assert not (folder / "summary.json").exists()  # that of the shorter job would look like the end of this one
+    assert run("train", "--resume", folder) == 0
+    assert_same_tensors(folder, straight)
+    assert summary(folder)["last"] == summary(straight)["last"] and summary(folder)["updates"] == 30
+    losses = [[one for one in metric_lines(job) if "critic_loss" in one] for job in (folder, straight)]
+    assert losses[0] == losses[1]
+
+
+def test_stages_that_are_over_keep_their_length(
+    plain_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "job"
+    flags = ["--algorithm", "bppo", "--value-updates", "2", "--cloning-updates", "2", "--improvement-updates", "2"]
+    begin(folder, "--dataset", plain_data, *flags, "--updates", "4")
+    before = listing(folder)
+    assert run("train", "--resume", folder, "--updates", "6") == 2
+    assert "--updates: would change the length of the stages" in capsys.readouterr().err
+    assert listing(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("began_on", "code", "words"),
+    [
+        ("d4rl-0, mujoco 3.1.6", 2, "their scores do not compare"),
+        ("d4rl-1, mujoco 0.0.1", 0, "warning"),
+        (None, 0, "warning"),
+    ],
+)
+def test_on_another_simulator(
+    began_on: str | None, code: int, words: str, maze_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "job"
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(loop, "simulator", lambda *tasks: began_on)
+        flags = ["--dataset", maze_data, "--task", "maze2d-open-dense-v0", "--eval-episodes", "1"]
+        begin(folder, *flags, "--updates", "12", at=11)
+    before = listing(folder)
+    capsys.readouterr()
+    assert run("train", "--resume", folder) == code
+    out, err = capsys.readouterr()
+    sentence = f"began on the simulator '{began_on}' and would go on on 'd4rl-1, mujoco"
+    assert sentence in out + err and words in out + err
+    assert (listing(folder) == before) == (code == 2)
+    assert load_progress(folder / "checkpoint.safetensors").environment == (
+        began_on if code == 2 else summary(folder)["environment"]
+    )
+
+
+def test_asked_to_stop_again_and_again_it_ends_cleanly(maze_data: Path, tmp_path: Path) -> None:
+    """During an evaluation that would take minutes, like someone who holds Ctrl-C."""
+    folder = tmp_path / "job"
+    flags = ["--dataset", maze_data, "--task", "maze2d-open-dense-v0", "--eval-episodes", "100000"]
+    process = start("train", *flags, *STEADY, "--updates", "20", "--log-every", "1", "--output", folder)
+    assert wait_until(process, folder, 19)
+    time.sleep(0.3)
+    for _ in range(5):
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGINT)
+            time.sleep(0.05)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert err == (
+        f"c4rl: interrupted twice: left as of the last checkpoint; continue with: c4rl train --resume {folder}\n"
+    )
+    assert "Traceback" not in out
+    load_checkpoint(folder / "checkpoint.safetensors")
