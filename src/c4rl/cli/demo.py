@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from c4rl.cli.parsing import Arguments, parse_as
+from c4rl.cli.parsing import Arguments, free_folder, parse_as
 from c4rl.core.declarations import Options, option
 
 
@@ -29,9 +29,5 @@ def demo(arguments: Arguments) -> int:
 
     from c4rl.results.demonstration import demonstrate
 
-    folder = flags.output or next(path for i in range(1, 10_000) if not (path := _folder(i)).exists())
+    folder = flags.output or free_folder("demo")
     return demonstrate(folder, flags.task, flags.size, flags.updates, flags.seeds, flags.episodes)
-
-
-def _folder(number: int) -> Path:
-    return Path("runs") / ("demo" if number == 1 else f"demo-{number}")

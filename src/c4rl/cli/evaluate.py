@@ -24,6 +24,8 @@ class Flags(Options):
     """Episode e is reset with seed + e."""
     run: str | None = None
     """Only the run of this name (as in summary.json); default all."""
+    ensemble: bool = False
+    """Score the seeds of each setting as one policy that plays the mean of their actions."""
     json: Path | None = None
     """Also write the result to this new file."""
     allow_import: bool = False
@@ -41,7 +43,15 @@ def evaluate(arguments: Arguments) -> int:
 
     if flags.json is not None:
         check_new_file("json", flags.json)
-    result = score_folder(flags.folder, flags.episodes, flags.checkpoint, flags.seed, flags.run, flags.allow_import)
+    result = score_folder(
+        flags.folder,
+        flags.episodes,
+        flags.checkpoint,
+        flags.seed,
+        flags.run,
+        flags.allow_import,
+        flags.ensemble,
+    )
     tasks = result["task"] if isinstance(result["task"], str) else " and ".join(result["task"])
     title = f"{tasks}: {flags.checkpoint} checkpoint, {flags.episodes} episodes ({result['score']})"
     first = "run" if "run" in result["runs"][0] else "seed"
@@ -51,7 +61,10 @@ def evaluate(arguments: Arguments) -> int:
         table.add_column(heading, justify="left" if heading == "run" else "right", overflow="fold")
     for row in result["runs"]:
         mark = MARK if row["failed"] else ""
-        table.add_row(str(row[first]), f"{row['mean']:.1f}{mark}", show_std(row["std"]), f"{row['return']:.1f}")
+        label = str(row[first])
+        if flags.ensemble:  # the setting and all its seeds
+            label = label.removesuffix(str(row["seed"])) + "+".join(map(str, row["ensemble"]))
+        table.add_row(label, f"{row['mean']:.1f}{mark}", show_std(row["std"]), f"{row['return']:.1f}")
     Console().print(table)
     if flags.json is not None:
         write_json(flags.json, result)

@@ -22,6 +22,8 @@ class Flags(Options):
     """Which run, where only one has this seed; default the first that did not fail."""
     run: str | None = None
     """Which run, by its name in summary.json."""
+    ensemble: bool = False
+    """All seeds as one policy that plays the mean of their actions; in a job of several settings, those of --run's."""
     output: Path | None = None
     """New file; default FOLDER/policy_CHECKPOINT_RUN.npz."""
 
@@ -33,7 +35,9 @@ def export(arguments: Arguments) -> int:
     from c4rl.jobs.runs import file_name
     from c4rl.results.policies import export_policy
 
-    path, passed_over = export_policy(flags.folder, flags.checkpoint, flags.seed, flags.output, flags.run)
+    path, passed_over = export_policy(
+        flags.folder, flags.checkpoint, flags.seed, flags.output, flags.run, flags.ensemble
+    )
     for run, failure in passed_over.items():
         print(f"passed over {file_name(run)}, which failed: {failure}")
     print(f"wrote {path}")

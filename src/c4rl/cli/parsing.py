@@ -32,6 +32,12 @@ def parse_as(kind: type[Kind], command: str, arguments: Arguments, description: 
     return kind(**parse(command, arguments, flags_of(kind), description=description))
 
 
+def free_folder(name: str) -> Path:
+    """runs/NAME, or runs/NAME-2, ... where that exists."""
+    first = Path("runs") / name
+    return next(path for i in range(1, 10**6) if not (path := first if i == 1 else Path(f"{first}-{i}")).exists())
+
+
 def flags_of(kind: type, panel: str = "") -> "list[Flag]":
     """panel: the part of the help that they stand in."""
     return [Flag(field, help_texts(kind).get(field.name, ""), panel) for field in dataclasses.fields(kind)]

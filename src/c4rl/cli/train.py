@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from c4rl.cli.parsing import Arguments, flags_of, parse
+from c4rl.cli.parsing import Arguments, flags_of, free_folder, parse
 from c4rl.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ class _Choice(_Sources):
     plugins: tuple[str, ...] | None = None
     preset: str = "none"
     task: tuple[str, ...] = ("none",)
+    dataset: tuple[Path, ...] = ()
+    seeds: tuple[int, ...] = ()
 
 
 def train(arguments: Arguments) -> int:
@@ -77,9 +79,16 @@ def config_of(arguments: Arguments) -> "TrainConfig":
         raise InputError("--preset: found with --config, expected one of them (a config holds all values)")
     default = base.algorithm if base else PRESET_ALGORITHM if preset else DEFAULT_ALGORITHM
     algorithm = choice.algorithm or default
-    given = (
-        _stored(base, algorithm, choice.plugins) if base else _preset(choice, algorithm, arguments) if preset else {}
-    )
+    given: dict[str, Any] = {}
+    if base is not None:
+        given = _stored(base, algorithm, choice.plugins)
+    elif choice.preset == "best":
+        given = _best(choice)
+        algorithm = given["algorithm"]
+    elif preset:
+        given = _preset(choice, algorithm, arguments)
+    if base is None and choice.dataset:
+        given["output"] = free_folder(f"{choice.dataset[0].stem}-{choice.preset if preset else algorithm}")
     plugins = choice.plugins if choice.plugins is not None else given.get("plugins", ("none",))
     options = given.pop("options", None) or algorithm_class(algorithm).config_type()
     of_plugins = given.pop("plugin_options", None)
@@ -103,6 +112,24 @@ def config_of(arguments: Arguments) -> "TrainConfig":
     options, *of_plugins = (type(o)(**{f.name: values.pop(f.name) for f in fields(o)}) for o in (options, *of_plugins))
     del values["config"], values["resume"], values["allow_import"]
     return TrainConfig(**values, options=options, plugin_options=tuple(of_plugins))
+
+
+def _best(choice: _Choice) -> dict[str, Any]:
+    """The recipe for the data, of which it must be the same for all."""
+    from c4rl.jobs.config import best_fields
+
+    for flag, value in (("algorithm", choice.algorithm), ("plugins", choice.plugins)):
+        if value:
+            raise InputError(f"--{flag}: found with --preset best, expected it without: best chooses by the data")
+    if not choice.dataset:
+        raise InputError("--preset best: found no --dataset, expected the data that it chooses by")
+    tasks = choice.task * len(choice.dataset) if len(choice.task) == 1 else choice.task
+    first, *others = (best_fields(*pair) for pair in zip(choice.dataset, tasks, strict=False))
+    if any(other != first for other in others):
+        raise InputError("--preset best: found data that it treats differently, expected a job for each")
+    if choice.seeds and first["ensemble"]:
+        first["ensemble"] = len(choice.seeds) if len(choice.seeds) > 1 else 0
+    return first
 
 
 def _preset(choice: _Choice, algorithm: str, arguments: Arguments) -> dict[str, Any]:

@@ -17,7 +17,9 @@ from c4rl.core.files import read_json
 from c4rl.core.ops import OFFERED
 from c4rl.core.options import Options, option
 from c4rl.core.typed_json import from_dict, jsonable, typed
+from c4rl.data.loading import load_for_task
 from c4rl.environments.tasks import get_task, imported_by
+from c4rl.jobs.presets.best import BEST, best_for
 from c4rl.jobs.presets.c4 import NO_PRESET, PRESETS, preset, values_of
 from c4rl.jobs.presets.published import PUBLISHED as PUBLISHED_SETTINGS
 from c4rl.jobs.presets.published import published_for
@@ -40,13 +42,14 @@ class TrainConfig(Options):
     """The algorithm to train."""
     dataset: tuple[Path, ...] = option(incidental=True)
     """npz, D4RL hdf5, or a local Minari dataset (its folder, or minari:ID); several of one shape train together."""
-    task: tuple[str, ...] = option()
+    output: Path = option(incidental=True)
+    """Folder of this job; must not exist. The command line's default is runs/DATASET-PRESET (or -ALGORITHM)."""
+    task: tuple[str, ...] = option(("none",))
     """A name from `c4rl tasks`, gym:ID for any Gymnasium environment, or none for no simulator; one for all datasets,
     or one each."""
-    output: Path = option(incidental=True)
-    """Folder of this job; must not exist."""
-    preset: str = option(NO_PRESET, choices=(NO_PRESET, PUBLISHED, *PRESETS), incidental=True)
-    """The defaults of the other flags; flags given with it win. published: the algorithm's own publication."""
+    preset: str = option(NO_PRESET, choices=(NO_PRESET, BEST, PUBLISHED, *PRESETS), incidental=True)
+    """The defaults of the other flags; flags given with it win. best: what scored most on small data, the algorithm
+    included; published: the algorithm's own publication."""
     plugins: tuple[str, ...] = option(("none",), choices=ChainMap[str, Any]({"none": None}, PLUGINS))
     """Plug-ins for the algorithm."""
     seeds: tuple[int, ...] = option((0,), at_least=0, at_most=MOST_SEED)
@@ -236,10 +239,27 @@ def published_fields(algorithm: str, plugins: tuple[str, ...], task: str) -> dic
     }
 
 
+def best_fields(path: Path, task: str) -> dict[str, Any]:
+    """The fields of TrainConfig that --preset best gives for this data, the algorithm among them."""
+    recipe = best_for(load_for_task(path, get_task(task), None, None, clip_actions=True))
+    return {
+        "algorithm": recipe.algorithm,
+        "preset": BEST,
+        "plugins": tuple(recipe.plugins),
+        "options": algorithm_class(recipe.algorithm).config_type(**values_of(recipe.options)),
+        "plugin_options": tuple(PLUGINS[name][0](**values_of(own)) for name, own in recipe.plugins.items()),
+        **values_of(recipe.training),
+        "ensemble": 0 if task == "none" else len(recipe.training["seeds"].value),
+    }
+
+
 def preset_fields(name: str, algorithm: str, plugins: tuple[str, ...] | None, task: str) -> dict[str, Any]:
     """The fields of TrainConfig that a preset gives; plugins: used instead of the preset's own."""
     if name == PUBLISHED:
         return published_fields(algorithm, plugins or ("none",), task)
+    if name == NO_PRESET:
+        own = empty_config(algorithm, plugins or ("none",), dataset=(Path(),), output=Path())
+        return {field: getattr(own, field) for field in ("preset", "plugins", "options", "plugin_options")}
     if not algorithm_class(algorithm).has_critic:
         raise InputError(f"--preset {name}: C4 acts on a critic, and '{algorithm}' has none")
     chosen = preset(name, algorithm, task)

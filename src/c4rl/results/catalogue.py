@@ -4,7 +4,11 @@ from dataclasses import replace
 from typing import Any
 
 from c4rl.core.errors import InputError
+from c4rl.jobs.presets.best import RECIPES
+from c4rl.jobs.presets.c4 import values_of
 from c4rl.results.tables import Method, ResultTable
+
+BEST = RECIPES["alike"]
 
 ROBOTS = ("halfcheetah", "hopper", "walker2d", "ant")
 QUALITIES = ("medium-expert", "medium", "medium-replay", "expert", "full-replay")
@@ -78,6 +82,42 @@ PAPER, PAPER_CONTROL = _cql_c4("paper")
 # CQL with the networks and step sizes of the paper, without C4
 PAPER_CQL = Method("CQL, paper", "cql", ("none",), "paper", paper="CQL")
 TD3BC_C4 = Method("TD3+BC + C4", "td3_bc", ("c4",), options={"lambda_": 0.3, "actor_rows": "cluster"})
+
+# the recipe of --preset best, and what it was chosen from
+RECIPE = Method("best", "bc", ("returns",), "none", options=values_of(BEST.options), job={"updates": 10_000}, seeds=25)
+CLONING = replace(
+    RECIPE,
+    label="constant step size 3e-4, 20,000 updates",
+    options=RECIPE.options | {"actor_lr": 3e-4, "actor_schedule": "constant"},
+    job={"updates": 20_000},
+)
+VALUES = Method(
+    "TD3+BC, α 0.25, weighted and averaged as best",
+    "td3_bc",
+    ("layer_norm", "returns"),
+    "none",
+    options={
+        "hidden_layers": 2,
+        "actor_lr": 3e-4,
+        "alpha": 0.25,
+        "critic_cloning": 0.1,
+        "actor_decay": 0.1,
+        "actor_average": 0.001,
+    },
+    seeds=10,
+)
+C4_VALUES = VALUES.options | {"actor_rows": "cluster"}
+
+
+def _together(base: Method) -> Method:
+    """Every five of its seeds as one policy."""
+    return replace(base, label=f"{base.label}, ensembles of 5", members=5, seeds=(base.seeds or 5) // 5)
+
+
+def _but(base: Method, label: str, seeds: int = 5, first: int = 0, **values: Any) -> Method:
+    """The same but for this."""
+    return replace(base, label=f"{base.label}, {label}", seeds=seeds, first=first, **values)
+
 
 BASELINES = (
     BC,
@@ -215,6 +255,29 @@ TABLES = {
             updates=30_000,
             evaluations=6,
             note="Clusters alone: λ 0.",
+        ),
+        ResultTable(
+            "recipe",
+            "--preset best and what it was chosen from, eight locomotion sets of about 10,000 rows",
+            (
+                RECIPE,
+                _together(RECIPE),
+                CLONING,
+                _together(CLONING),
+                _but(CLONING, "without weighting by returns", 10, plugins=("none",)),
+                _but(RECIPE, "T 0.05", 10, options=RECIPE.options | {"return_temperature": 0.05}, job=CLONING.job),
+                VALUES,
+                _together(VALUES),
+                _but(VALUES, "T 0.05", first=5, options=VALUES.options | {"return_temperature": 0.05}),
+                _but(VALUES, "α 1", options=VALUES.options | {"alpha": 1.0}),
+                _but(VALUES, "without weighting by returns", plugins=("layer_norm",)),
+                _but(VALUES, "with C4 (K 5, λ 0.3)", plugins=("layer_norm", "returns", "c4"), options=C4_VALUES),
+            ),
+            EIGHT,
+            updates=40_000,
+            evaluations=4,
+            note="One setting for all sets. best has 10,000 updates, cloning at a constant step size and with T 0.05 "
+            "20,000, the others 40,000.",
         ),
         ResultTable(
             "rebrac",

@@ -19,12 +19,19 @@ from c4rl.training.summary import describe_failure
 
 
 def load_policy(
-    folder: str | Path, checkpoint: str = "last", seed: int | None = None, run: str | None = None
+    folder: str | Path,
+    checkpoint: str = "last",
+    seed: int | None = None,
+    run: str | None = None,
+    ensemble: bool = False,
 ) -> NumpyPolicy:
     """The policy of a run folder; `act(observation)` takes raw observations and gives actions in the task's units.
 
     Choose a run by its name, or by its seed if no other run has it; the default is the first that did not fail.
+    ensemble: all seeds of that run's setting that did not fail, acting together.
     """
+    if ensemble:
+        return _load_ensemble(Path(folder), checkpoint, run)[1]
     return _load_one(Path(folder), checkpoint, seed, run)[1]
 
 
@@ -64,6 +71,32 @@ def _load_one(folder: Path, checkpoint: str, seed: int | None, name: str | None)
     return found, job.policies[found.key], job
 
 
+def _load_ensemble(folder: Path, checkpoint: str, name: str | None) -> tuple[list[Run], NumpyPolicy, _Job]:
+    """The runs of one setting that did not fail, and the policy of all."""
+    job = _open(folder, checkpoint, allow_import=True)
+    settings = _settings(job)
+    if name is not None:
+        wanted = _named(folder, job.runs, name).group
+    elif len({run.group for run in job.runs}) > 1:
+        firsts = _names([runs[0] for runs in settings.values()])
+        raise InputError(f"{folder}: found several settings, expected --run NAME of one of them, as {firsts}")
+    else:
+        wanted = job.runs[0].group
+    if wanted not in settings:
+        raise InputError(f"{folder}: found only runs that failed, expected one that did not")
+    runs = settings[wanted]
+    return runs, NumpyPolicy.ensemble([job.policies[run.key] for run in runs]), job
+
+
+def _settings(job: _Job) -> dict[str, list[Run]]:
+    """What runs that differ only by seed have in common -> those that did not fail."""
+    found: dict[str, list[Run]] = {}
+    for run in job.runs:
+        if run.key not in job.failed:
+            found.setdefault(run.group, []).append(run)
+    return found
+
+
 def _named(folder: Path, runs: Sequence[Run], name: str) -> Run:
     for run in runs:
         if run.key == key_from(name):
@@ -87,13 +120,30 @@ def _names(runs: Sequence[Run]) -> str:
 
 
 def score_folder(
-    folder: Path, episodes: int, checkpoint: str, seed: int, name: str | None = None, allow_import: bool = False
+    folder: Path,
+    episodes: int,
+    checkpoint: str,
+    seed: int,
+    name: str | None = None,
+    allow_import: bool = False,
+    ensemble: bool = False,
 ) -> dict[str, Any]:
-    """Score all policies of a folder, or that of one run, each in its own task."""
-    config, runs, policies, failed = _open(folder, checkpoint, allow_import)
+    """Score all policies of a folder, or that of one run, each in its own task. ensemble: all seeds of a setting act
+    together; its row is called after the first of them."""
+    job = _open(folder, checkpoint, allow_import)
+    config, runs, policies, failed = job
     if "none" in config.task:
         raise InputError(f"{folder}: was trained with --task none, expected a task with a simulator")
-    runs = (_named(folder, runs, name),) if name is not None else runs
+    members: dict[RunKey, list[Run]] = {}
+    if ensemble:
+        wanted = {_named(folder, runs, name).group} if name is not None else {run.group for run in runs}
+        members = {own[0].key: own for group, own in _settings(job).items() if group in wanted}
+        if not members:
+            raise InputError(f"{folder}: found only runs that failed, expected one that did not")
+        runs = tuple(run for run in runs if run.key in members)
+        policies = {key: NumpyPolicy.ensemble([policies[run.key] for run in own]) for key, own in members.items()}
+    elif name is not None:
+        runs = (_named(folder, runs, name),)
     rows: dict[Any, dict[str, Any]] = {}
     tasks = list(dict.fromkeys(config.tasks[run.dataset] for run in runs))
     kinds = {}
@@ -105,6 +155,7 @@ def score_folder(
         for run, run_scores, run_returns in zip(own, task.normalise(returns), returns, strict=True):
             rows[run.key] = {
                 **run.facts,
+                **({"ensemble": [member.seed for member in members[run.key]]} if ensemble else {}),
                 **({"task": task_name} if len(tasks) > 1 else {}),
                 "mean": float(run_scores.mean()),
                 "std": float(run_scores.std(ddof=1)) if episodes > 1 else None,
@@ -123,13 +174,26 @@ def score_folder(
 
 
 def export_policy(
-    folder: Path, checkpoint: str, seed: int | None, output: Path | None, name: str | None = None
+    folder: Path,
+    checkpoint: str,
+    seed: int | None,
+    output: Path | None,
+    name: str | None = None,
+    ensemble: bool = False,
 ) -> tuple[Path, dict[RunKey, str]]:
     """The file written, and the runs that were passed over because they failed."""
-    run, policy, job = _load_one(folder, checkpoint, seed, name)
-    output = output or folder / f"policy_{checkpoint}_{file_name(run.key)}.npz"
+    if ensemble:
+        if seed is not None:
+            raise InputError(f"--seed: found {seed} with --ensemble, expected one of them")
+        members, policy, job = _load_ensemble(folder, checkpoint, name)
+        label = f"ensemble_of_{len(members)}" + (f"_{members[0].group}" if members[0].group else "")
+        others = [run for run in job.runs if run.group == members[0].group and run not in members]
+    else:
+        run, policy, job = _load_one(folder, checkpoint, seed, name)
+        label = file_name(run.key)
+        others = list(job.runs[: job.runs.index(run)]) if seed is None and name is None else []
+    output = output or folder / f"policy_{checkpoint}_{label}.npz"
     check_new_file("output", output)
     with replacing(output) as temporary, open(temporary, "wb") as file:
         np.savez(file, allow_pickle=False, **policy.arrays())
-    passed = job.runs[: job.runs.index(run)] if seed is None and name is None else ()
-    return output, {before.key: job.failed[before.key] for before in passed}
+    return output, {other.key: job.failed[other.key] for other in others}

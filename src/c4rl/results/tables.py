@@ -42,6 +42,7 @@ class Method:
     job: dict[str, Any] = field(default_factory=dict)  # fields of TrainConfig, likewise
     paper: str | None = None  # what the paper's table calls it
     seeds: int | None = None  # how many, where not as many as the table's
+    first: int = 0  # seed
     members: int = 1  # seeds that act together as one policy: each such ensemble counts as one seed
     swept: str = ""  # the option in which it differs from other methods of its series
     series: str = ""  # what those methods have in common: a line of a figure
@@ -76,7 +77,8 @@ class ResultTable:
 
     def seeds_of(self, method: Method) -> range:
         """Of an ensemble, its first."""
-        return range(0, (method.seeds or self.seeds) * method.members, method.members)
+        count = (method.seeds or self.seeds) * method.members
+        return range(method.first, method.first + count, method.members)
 
     @property
     def runs(self) -> int:
