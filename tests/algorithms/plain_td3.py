@@ -64,7 +64,7 @@ class PlainTD3:
                 smoothing = torch.clamp(noise[j] * config.policy_noise, -config.noise_clip, config.noise_clip)
                 a_next = torch.clamp(torch.tanh(self.target_actor(s_next)) + smoothing, -1, 1)
                 value = min(self.q(self.targets, s_next, a_next))
-                if isinstance(config, ReBRACConfig) and batch.next_valid[0, j] == 1:
+                if config.critic_cloning and batch.next_valid[0, j] == 1:
                     logged = batch.next_state_actions[0, j, len(s) :]
                     value = value - config.critic_cloning * total(squares(a_next, logged))
                 ended = batch.continues[0, j] == 0

@@ -38,6 +38,7 @@ def flat(module: torch.nn.Module) -> torch.Tensor:
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("td3_bc", {}),
     ("td3_bc", {"alpha": 0.7, "discount": 0.9, "tau": 0.1, "policy_noise": 0.9, "noise_clip": 0.3}),
+    ("td3_bc", {"critic_cloning": 0.6, "discount": 0.9}),
     ("rebrac", {"hidden_layers": 3}),
     ("rebrac", {"actor_cloning": 0.4, "critic_cloning": 0.7, "alpha": 2.0, "discount": 0.9, "tau": 0.1}),
 ]

@@ -1,0 +1,92 @@
+"""What any policy may be trained with: an average of its weights, their decay, a falling step size."""
+
+import pytest
+import torch
+from torch import nn
+
+from c4rl.core.errors import InputError
+from c4rl.core.optimizers import FlatAdam
+from c4rl.jobs.registry import ALGORITHMS
+from tests.helpers import advance, make_launch, small_config
+
+WITH_AVERAGE = [name for name in ALGORITHMS if name != "bppo"]
+
+
+@pytest.mark.parametrize("algorithm", WITH_AVERAGE)
+def test_the_evaluated_policy_is_the_mean_of_the_weights_at_first_and_their_fading_average_later(algorithm) -> None:
+    launch = make_launch(small_config(algorithm, actor_average=0.25, actor_lr=1e-2, updates=40))
+    optimizer, expected, seen = launch.algorithm.optimizers["actor"], None, 0
+    observations = torch.randn(1, 7, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    plain = make_launch(small_config(algorithm, actor_lr=1e-2, updates=40))
+    for step in range(1, 25):
+        advance(launch, 1, step - 1)
+        advance(plain, 1, step - 1)
+        if int(optimizer.count) > seen:
+            seen = int(optimizer.count)
+            rate = max(1 / seen, 0.25)
+            expected = optimizer.flat.clone() if expected is None else expected.lerp(optimizer.flat, rate)
+    assert seen >= 8 and expected is not None
+    average = launch.algorithm.networks["average_actor"]
+    torch.testing.assert_close(torch.cat([p.reshape(-1) for p in average.parameters()]), expected)
+    # averaging changes what is evaluated, not what is learnt
+    assert torch.equal(optimizer.flat, plain.algorithm.optimizers["actor"].flat)
+    shown = launch.algorithm.act(observations)
+    assert not torch.equal(shown, plain.algorithm.act(observations))
+    optimizer.flat.copy_(expected)
+    with_average = launch.algorithm.networks.pop("average_actor")
+    torch.testing.assert_close(launch.algorithm.act(observations), shown)
+    launch.algorithm.networks["average_actor"] = with_average
+
+
+def test_decay_is_that_of_adamw_for_each_run() -> None:
+    """One value for all, and one per run; with and without a factor of the step size."""
+
+    def module() -> nn.ParameterList:
+        generator = torch.Generator().manual_seed(0)
+        return nn.ParameterList(nn.Parameter(torch.randn(2, 3, dtype=torch.float64, generator=generator)) for _ in "ab")
+
+    decays = torch.tensor([0.3, 2.0], dtype=torch.float64)
+    for decay in (0.3, decays):
+        ours, theirs = module(), [nn.Parameter(p.detach().clone()) for p in module()]
+        adam = FlatAdam(ours, 0.05, decay=decay)
+        groups = [{"params": [p], "weight_decay": 0.3} for p in theirs]
+        reference = torch.optim.AdamW(groups, lr=0.05)
+        for factor in (1.0, 0.5, 0.1):
+            adam.step(sum((p - 1).square().sum(1) for p in ours), factor)
+            for group in reference.param_groups:
+                group["lr"] = 0.05 * factor
+            reference.zero_grad()
+            sum((p - 1).square().sum() for p in theirs).backward()
+            reference.step()
+        for mine, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(mine[0], other[0])  # the first run has 0.3 in both forms
+            assert torch.allclose(mine[1], other[1]) is not isinstance(decay, torch.Tensor)
+
+
+@pytest.mark.parametrize("algorithm", ["bc", "td3_bc", "cql", "iql", "sorl", "tsrl"])
+def test_a_scheduled_step_size_falls_from_whole_to_nothing(algorithm) -> None:
+    def flat(schedule: str, updates: int) -> torch.Tensor:
+        launch = make_launch(small_config(algorithm, actor_schedule=schedule, updates=6))
+        before = sum(stage.updates for stage in launch.algorithm.stages[:-1])
+        advance(launch, before + updates)
+        if updates == 1 and schedule == "cosine":
+            assert float(launch.algorithm.actor_lr_factor) == 1
+        if updates == 6 and schedule == "cosine":
+            assert 0 < float(launch.algorithm.actor_lr_factor) < 0.1
+            launch.step.add_(1)
+            assert float(launch.algorithm.actor_lr_factor) == 0
+        return launch.algorithm.optimizers["actor"].flat.clone()
+
+    torch.testing.assert_close(flat("cosine", 1), flat("constant", 1))
+    assert not torch.allclose(flat("cosine", 6), flat("constant", 6), rtol=1e-9, atol=0)
+
+
+def test_what_an_algorithm_cannot_follow_is_refused() -> None:
+    for algorithm, option, value in (
+        ("bppo", "actor_average", 0.1),
+        ("bppo", "actor_decay", 0.1),
+        ("bppo", "actor_schedule", "cosine"),
+        ("tsrl", "critic_cloning", 0.1),
+    ):
+        with pytest.raises(InputError, match=f"--{option.replace('_', '-')}: found {value}, expected "):
+            ALGORITHMS[algorithm].config_type(**{option: value})
