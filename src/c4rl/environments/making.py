@@ -20,4 +20,16 @@ def make_environment(task: Task) -> gymnasium.Env:
         from c4rl.environments.locomotion import Locomotion
 
         return Locomotion(task.environment, task.horizon)
+    if task.domain == "antmaze":
+        from c4rl.environments.antmaze import AntMaze
+
+        return AntMaze(task.environment, task.horizon)
+    if task.domain == "adroit":
+        from c4rl.environments.adroit import ADROIT
+
+        return ADROIT[task.environment](task.horizon)
+    if task.domain == "kitchen":
+        from c4rl.environments.kitchen import Kitchen
+
+        return Kitchen(task.environment, task.horizon)
     return make_gym(task.environment, task.horizon)
