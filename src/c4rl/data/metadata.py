@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,19 @@ def from_bytes(source: object, field: str, stored: Array) -> dict[str, Any]:
     """Read `as_bytes` back; anything else is refused."""
     metadata = None
     if stored.dtype == np.uint8 and stored.ndim == 1 and len(stored) <= LARGEST:
-        try:
+        with suppress(ValueError, RecursionError):
             metadata = json.loads(stored.tobytes().decode())
-        except (ValueError, RecursionError):
-            metadata = None
+    return checked(source, field, metadata)
+
+
+def checked(source: object, field: str, metadata: Any) -> dict[str, Any]:
+    """Metadata from a file, which may hold anything: refused unless what we use of it is text."""
     if not isinstance(metadata, dict):
-        raise problem(source, field, f"has shape {stored.shape} and dtype {stored.dtype}", "a JSON object in bytes")
+        raise problem(source, field, "is no JSON object", "the metadata that c4rl writes")
+    for name in ("name", "task"):
+        if not isinstance(metadata.get(name, ""), str):
+            raise problem(source, field, f"has a '{name}' that is no text", "the metadata that c4rl writes")
+    subset = metadata.get("subset", [])
+    if not isinstance(subset, list) or not all(isinstance(sentence, str) for sentence in subset):
+        raise problem(source, field, "has a 'subset' that is no list of sentences", "the metadata that c4rl writes")
     return metadata

@@ -38,7 +38,7 @@ from c4rl.data.checks import (
 )
 from c4rl.data.dataset import Array
 from c4rl.data.hdf5 import Hdf5, names_in, open_hdf5
-from c4rl.data.metadata import C4RL
+from c4rl.data.metadata import C4RL, checked
 
 MAIN_FILE, PREFIX = "main_data.hdf5", "minari:"
 ID = r"[\w-][\w.-]*(/[\w-][\w.-]*)*"
@@ -176,8 +176,7 @@ def read_minari(path: Path, task: TaskLike | None = None) -> Log:
     """Read the `main_data.hdf5` of a local Minari dataset; the module's docstring describes the format."""
     told = _metadata(path.parent, within=path.parent)
     low, high = _bounds(path.parent / "metadata.json", told)
-    if not isinstance(metadata := told.get(C4RL, {}), dict):
-        raise problem(path.parent / "metadata.json", C4RL, f"is a {type(metadata).__name__}", "a JSON object")
+    metadata = checked(path.parent / "metadata.json", C4RL, told.get(C4RL, {}))
     episodes: list[dict[str, Array]] = []
     goals: set[bytes] = set()
     with open_hdf5(path) as file:
