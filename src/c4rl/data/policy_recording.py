@@ -143,7 +143,8 @@ def _run(
         jobs.put(job)
     for _ in range(count):
         jobs.put(None)
-    processes = [_start(task) for _ in range(count)]
+    processes: list[subprocess.Popen[str]] = []
+    threads: list[threading.Thread] = []
 
     def drive(process: "subprocess.Popen[str]") -> None:
         assert process.stdin is not None and process.stdout is not None
@@ -156,10 +157,11 @@ def _run(
                 replies.put({"error": f"a worker ended with exit code {process.wait()}; what it printed stands above"})
                 return
 
-    threads = [threading.Thread(target=drive, args=(process,), daemon=True) for process in processes]
     try:
-        for thread in threads:
-            thread.start()
+        for _ in range(count):
+            processes.append(_start(task))
+            threads.append(threading.Thread(target=drive, args=(processes[-1],), daemon=True))
+            threads[-1].start()
         for done in range(1, len(todo) + 1):
             reply = replies.get()
             if "error" in reply:
@@ -199,7 +201,7 @@ def join(folder: Path, behaviours: Sequence[Behaviour], size: int) -> tuple[dict
     told: list[dict[str, Any]] = []
     total, bounds = 0, {}
     for k, behaviour in enumerate(behaviours):
-        target, returns, before = -(-(k + 1) * size // len(behaviours)), [], total
+        target, returns, before = -(-(k + 1) * size // len(behaviours)), [], min(total, size)
         for episode in _episodes(folder, k):
             if total >= target:
                 break
@@ -287,7 +289,10 @@ def serve() -> None:
             recorder.record(json.loads(line))
         except Exception as error:  # the parent reports whatever an environment raises
             reply["error"] = f"{type(error).__name__}: {error}"
-        print(json.dumps(reply), file=replies, flush=True)
+        try:
+            print(json.dumps(reply), file=replies, flush=True)
+        except BrokenPipeError:  # the parent was killed
+            os._exit(0)
 
 
 def record_block(
