@@ -91,6 +91,16 @@ def test_each_subtask_pays_once_and_the_last_ends_the_episode() -> None:
     assert environment.step(still)[1:3] == (1.0, True)
 
 
+def test_a_subtask_is_done_within_three_tenths_of_its_goal() -> None:
+    environment, rewards = kitchen(), []
+    for missing in (0.27, 0.33):  # of the microwave's 0.75
+        position = START.copy()
+        position[22] = -0.75 + missing
+        environment.set_state(position, STILL)
+        rewards.append(environment.step(np.zeros(9))[1])
+    assert rewards == [1.0, 0.0]
+
+
 def test_a_subtask_of_another_kitchen_pays_nothing() -> None:
     environment = kitchen("mixed")
     environment.set_state(with_done("slide cabinet"), STILL)
