@@ -119,7 +119,10 @@ class TestTraining:
         assert result["environment"] == f"{PHYSICS}, mujoco {result['versions']['mujoco']}"
         assert (result["task"], result["algorithm"], result["plugins"]) == (TASK, "td3_bc", [])
         assert result["seeds"] == [0, 1, 2] and result["updates"] == 60 and result["stopped"] == {}
+        (subset,) = result["dataset"].pop("subset")
+        assert subset.startswith("400 of 600 rows: ")
         assert result["dataset"] == {
+            "name": "c4rl/maze2d-open-dense",
             "path": str(maze),
             "rows": 400,
             "file_rows": 600,

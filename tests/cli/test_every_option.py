@@ -51,6 +51,8 @@ OWNERS = [
     Owner("export", export.Flags, ("export", "absent")),
     Owner("data record", data.RecordFlags, ("data", "record", "maze2d-open-v0", "--output", "new.npz")),
     Owner("data info", data.InfoFlags, ("data", "info", "absent.npz")),
+    Owner("data convert", data.ConvertFlags, ("data", "convert", "absent.npz", "new.npz")),
+    Owner("data fetch", data.FetchFlags, ("data", "fetch", "none")),
     Owner("demo", demo.Flags, ("demo", "--output", "job")),
 ]
 
@@ -210,7 +212,14 @@ def test_flags_are_told_apart(owner: Owner) -> None:
 
 def _made(kind: type, **values: Any) -> None:
     """With what has no default filled in."""
-    required = {"algorithm": "td3_bc", "dataset": Path("d"), "task": "none", "output": Path("o"), "folder": Path("f")}
+    required: dict[str, Any] = {
+        "algorithm": "td3_bc",
+        "dataset": Path("d"),
+        "task": "none",
+        "output": Path("o"),
+        "folder": Path("f"),
+    }
+    required["files"] = ("in", "out")
     names = {f.name for f in dataclasses.fields(kind) if f.default is f.default_factory is dataclasses.MISSING}
     kind(**{name: value for name, value in required.items() if name in names} | values)
 

@@ -18,6 +18,8 @@ COMMANDS: dict[str, Callable[[Arguments], int]] = {
     "demo": demo.demo,
     "data record": data.record,
     "data info": data.info,
+    "data convert": data.convert,
+    "data fetch": data.fetch,
     "tasks": tasks.tasks,
     "train": train.train,
     "evaluate": evaluate.evaluate,

@@ -23,11 +23,13 @@ from c4rl.data.checks import (
     reason,
 )
 from c4rl.data.dataset import Array
+from c4rl.data.metadata import from_bytes
 
 REQUIRED = ("observations", "actions", "rewards")
 OPTIONAL = ("next_observations", "next_actions", "next_action_valid", "terminals", "timeouts")
 TRAJECTORY_IDS = ("trajectory_ids", "traj_id")
 BOUNDS = ("action_low", "action_high")
+METADATA = "metadata"
 
 
 def _read(path: Path) -> dict[str, Array]:
@@ -37,7 +39,7 @@ def _read(path: Path) -> dict[str, Array]:
         stored: dict[str, list[zipfile.ZipInfo]] = {}
         for member in archive.infolist():
             stored.setdefault(member.filename.removesuffix(".npy"), []).append(member)
-        for name in (*REQUIRED, *OPTIONAL, *TRAJECTORY_IDS, *BOUNDS):
+        for name in (*REQUIRED, *OPTIONAL, *TRAJECTORY_IDS, *BOUNDS, METADATA):
             members = stored.get(name, [])
             if len(members) == 1:
                 fields[name] = _read_member(path, name, archive, members[0], allowance)
@@ -142,4 +144,5 @@ def read_arrays(path: Path, task: TaskLike | None = None) -> Log:
         action_low=fields.get("action_low"),
         action_high=fields.get("action_high"),
         notes=notes,
+        metadata=from_bytes(path, METADATA, fields[METADATA]) if METADATA in fields else {},
     )

@@ -1,6 +1,7 @@
 """From logged rows to a Dataset: where trajectories end, what follows each row. One place for every file format."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,7 @@ class Log:
     action_low: Array | None = None
     action_high: Array | None = None
     notes: list[str] = field(default_factory=list)
+    metadata: dict[str, Any] = field(default_factory=dict)
 
 
 def breaks(observations: Array, next_observations: Array) -> Array:
@@ -145,4 +147,5 @@ def assemble(log: Log, low: Array, high: Array, clip_actions: bool = False, sha2
         source=log.source,
         sha256=sha256,
         notes=tuple(log.notes),
+        metadata=log.metadata,
     )

@@ -10,11 +10,13 @@ Versions of these files differ, and the reader handles each difference:
   demonstrations in pieces; their cut rows are left out too.
 - A terminal row's following row belongs to another episode: its next observation is its own observation.
 - Ant has 111 observation columns, of which 27 to 110 (contact forces) are all zero in most files: cut to 27.
+- Files that c4rl wrote may have `infos/next_actions`, `metadata/action_low` and `metadata/c4rl` besides.
 - Antmaze v0 flags the time-out some rows before the reset, and the reset not at all: a change of `infos/goal` shows it.
 """
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +33,7 @@ from c4rl.data.checks import (
 )
 from c4rl.data.dataset import Array
 from c4rl.data.hdf5 import Hdf5, Hdf5Array, open_hdf5
+from c4rl.data.metadata import C4RL, from_bytes
 
 ANT_WITH_CONTACT_FORCES, ANT, ANT_ACTIONS = 111, 27, 8
 
@@ -60,6 +63,25 @@ def _unflagged_resets(file: Hdf5, flagged: Array) -> Array:
         goals = stored.read().reshape(len(flagged), -1)
         resets[:-1] = (goals[1:] != goals[:-1]).any(axis=1)
     return resets & ~flagged
+
+
+def _own_fields(file: Hdf5, actions: Array) -> dict[str, Any]:
+    """What only files written by c4rl have."""
+    own: dict[str, Any] = {}
+    if "infos/next_action_valid" in file:
+        next_actions, valid = (
+            file.array(f"infos/{name}", "c4rl's own") for name in ("next_actions", "next_action_valid")
+        )
+        if next_actions.shape != actions.shape:
+            raise problem(file.path, "infos/next_actions", f"has shape {next_actions.shape}", f"{actions.shape}")
+        own["next_actions"] = next_actions.read(np.float32)
+        own["next_action_valid"] = as_flags(file.path, "infos/next_action_valid", valid.read())
+    for bound in ("action_low", "action_high"):
+        if f"metadata/{bound}" in file:
+            own[bound] = file.array(f"metadata/{bound}", "c4rl's own").read()
+    if (place := f"metadata/{C4RL}") in file:
+        own["metadata"] = from_bytes(file.path, place, file.array(place, "c4rl's own").read())
+    return own
 
 
 def read_d4rl(path: Path, task: TaskLike | None = None) -> Log:
@@ -98,6 +120,7 @@ def read_d4rl(path: Path, task: TaskLike | None = None) -> Log:
             cuts = np.zeros(len(observations), dtype=bool)
             notes.append("The file has no 'timeouts': only terminals end a trajectory.")
         resets = _unflagged_resets(file, terminals | cuts)
+        own = _own_fields(file, actions)
     if resets.any():
         cuts |= resets
         others = f" and {int(resets.sum()) - 1} other rows" if resets.sum() > 1 else ""
@@ -107,4 +130,4 @@ def read_d4rl(path: Path, task: TaskLike | None = None) -> Log:
         )
     if next_observations is None:
         terminals[-1], cuts[-1] = False, True  # qlearning_dataset never looks at the last row
-    return Log(str(path), observations, actions, rewards, terminals, cuts, next_observations, notes=notes)
+    return Log(str(path), observations, actions, rewards, terminals, cuts, next_observations, notes=notes, **own)

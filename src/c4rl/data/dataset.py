@@ -1,6 +1,8 @@
 """The one dataset type: immutable rows of logged experience."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +31,7 @@ class Dataset:
     source: str = ""  # the file it was read from
     sha256: str = ""  # of that file's bytes
     notes: tuple[str, ...] = field(default=())  # what the reader changed, one sentence each
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # what the file tells about itself: name, task, behaviour
 
     def __post_init__(self) -> None:
         for value in vars(self).values():

@@ -152,6 +152,8 @@ def describe(dataset: Dataset, task: TaskLike | None = None) -> dict[str, Any]:
     description: dict[str, Any] = {
         "source": dataset.source,
         "sha256": dataset.sha256,
+        "name": dataset.metadata.get("name"),
+        "subset": list(dataset.metadata.get("subset", ())),
         "task": None if task is None else task.name,
         "rows": len(dataset),
         "trajectories": len(starts),
@@ -195,6 +197,10 @@ def render(description: dict[str, Any]) -> RenderableType:
     facts.add_row("file", Text(printable(description["source"]), overflow="fold"))
     if description["sha256"]:
         facts.add_row("sha256", Text(description["sha256"][:16] + "…", style="dim"))
+    if description["name"]:
+        facts.add_row("name", Text(printable(str(description["name"]))))
+    for sentence in description["subset"]:
+        facts.add_row("subset", Text(printable(str(sentence))))
     if description["task"]:
         facts.add_row("task", description["task"])
     facts.add_row(

@@ -38,6 +38,7 @@ from c4rl.data.checks import (
 )
 from c4rl.data.dataset import Array
 from c4rl.data.hdf5 import Hdf5, names_in, open_hdf5
+from c4rl.data.metadata import C4RL, checked
 
 MAIN_FILE, PREFIX = "main_data.hdf5", "minari:"
 ID = r"[\w-][\w.-]*(/[\w-][\w.-]*)*"
@@ -45,12 +46,17 @@ PER_ROW = ("actions", "rewards", "terminations", "truncations")
 GOAL_KEYS = {"observation", "achieved_goal", "desired_goal"}
 
 
+def root_folder() -> Path:
+    """Where Minari keeps its datasets."""
+    root = os.environ.get("MINARI_DATASETS_PATH")
+    return Path(root) if root else Path.home() / ".minari" / "datasets"
+
+
 def locate(dataset_id: str) -> Path:
     """The directory of a dataset id under MINARI_DATASETS_PATH, or Minari's default root."""
     if re.fullmatch(ID, dataset_id) is None:
         raise InputError(f"{PREFIX}{dataset_id}: no Minari dataset id; expected names joined by slashes.")
-    root = os.environ.get("MINARI_DATASETS_PATH")
-    directory = (Path(root) if root else Path.home() / ".minari" / "datasets") / dataset_id
+    directory = root_folder() / dataset_id
     if not directory.is_dir():
         raise InputError(
             f"{PREFIX}{dataset_id}: no such dataset under {directory.parent}; expected a local Minari dataset "
@@ -148,6 +154,14 @@ def _episode(file: Hdf5, name: str, layout: list[tuple[str, int | None]]) -> dic
     fields["rewards"] = as_column(path, f"{name}/rewards", fields["rewards"])
     for key in ("terminations", "truncations"):
         fields[key] = as_flags(path, f"{name}/{key}", fields[key])
+    if f"{name}/infos/next_action_valid" in file:  # written by c4rl
+        fields["next_actions"] = as_float32(array(f"{name}/infos/next_actions").read())
+        valid = array(f"{name}/infos/next_action_valid").read()
+        fields["next_action_valid"] = as_flags(path, f"{name}/infos/next_action_valid", valid)
+        if fields["next_actions"].shape != fields["actions"].shape:
+            raise problem(
+                path, f"{name}/infos/next_actions", f"has shape {fields['next_actions'].shape}", "one per row"
+            )
     count = len(fields["rewards"])
     for key, values in fields.items():
         expected = count + (key == "observations")
@@ -160,7 +174,9 @@ def _episode(file: Hdf5, name: str, layout: list[tuple[str, int | None]]) -> dic
 
 def read_minari(path: Path, task: TaskLike | None = None) -> Log:
     """Read the `main_data.hdf5` of a local Minari dataset; the module's docstring describes the format."""
-    low, high = _bounds(path.parent / "metadata.json", _metadata(path.parent, within=path.parent))
+    told = _metadata(path.parent, within=path.parent)
+    low, high = _bounds(path.parent / "metadata.json", told)
+    metadata = checked(path.parent / "metadata.json", C4RL, told.get(C4RL, {}))
     episodes: list[dict[str, Array]] = []
     goals: set[bytes] = set()
     with open_hdf5(path) as file:
@@ -208,7 +224,10 @@ def read_minari(path: Path, task: TaskLike | None = None) -> Log:
         action_low=low,
         action_high=high,
         notes=notes,
+        metadata=metadata,
     )
+    if all("next_actions" in episode for episode in episodes):
+        log.next_actions, log.next_action_valid = joined("next_actions"), joined("next_action_valid")
     if task is not None:
         check_width(path, "observations", log.observations.shape[1], task.observation_dim, task)
         check_width(path, "actions", log.actions.shape[1], task.action_dim, task)

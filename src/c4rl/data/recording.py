@@ -1,34 +1,36 @@
-"""Record Maze2D data with D4RL's recipe, so that a first experiment needs no download.
+"""Record datasets in D4RL's style, so that an experiment needs no download: Maze2D with its scripted controller, every
+other task with policies from files (docs/recording.md)."""
 
-One endless trajectory: the waypoint controller drives to a random goal, then to the next, with noisy actions. A row
-where the goal was reached (or given up after a horizon) carries the time-out flag and ends a trajectory; the ball is
-never reset. Rewards are those of the task's fixed goal, which the controller does not know.
-
-In D4RL's files a row's reward is that of the position it starts from; here, as in the environment, it is that of the
-position the step reaches: a TD target needs r(s, a, s').
-"""
-
-import zipfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from c4rl.core.errors import InputError
-from c4rl.core.files import replacing
-from c4rl.environments.tasks import TASKS, Task, get_task
+from c4rl.core.version import __version__
+from c4rl.data import maze_recording, policy_recording
+from c4rl.data.writing import write_npz
+from c4rl.environments.tasks import Task, get_task, missing, simulator
 
-Array = np.ndarray
-
-ACTION_NOISE = 0.5
 LONGEST = 10_000_000  # hours of recording
+# sets that several policies make; all others are made by one
+MIXTURES = ("medium-replay", "medium-expert", "full-replay")
 
 
-def record(task_name: str, size: int, seed: int, path: str | Path) -> None:
-    """Write `size` transitions of a Maze2D task as npz; equal arguments and versions give equal bytes."""
+def record(
+    task_name: str,
+    size: int,
+    seed: int,
+    path: str | Path,
+    policies: Sequence[str] = (),
+    workers: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, expected: None,
+) -> dict[str, Any]:
+    """Write `size` transitions of a task as npz; equal arguments and versions give equal bytes. Returns the metadata.
+
+    policies: for all tasks but Maze2D, policy files in the order of their rows: a file of snapshots stands for all of
+    them, FILE@2-5 for some, `random` for uniform actions. A recording that was killed continues where it was.
+    """
     path, task = Path(path), get_task(task_name)
-    if task.domain != "maze2d":
-        names = ", ".join(name for name, known in TASKS.items() if known.domain == "maze2d")
-        raise InputError(f"task '{task.name}' cannot be recorded; tasks with a scripted behaviour: {names}")
     if not 1 <= size <= LONGEST:
         raise InputError(f"size: found {size}, expected at least 1 and at most {LONGEST:,} transitions")
     if seed < 0:
@@ -37,58 +39,48 @@ def record(task_name: str, size: int, seed: int, path: str | Path) -> None:
         raise InputError(f"{path}: expected a printable file name that ends in .npz")
     if path.exists():
         raise InputError(f"{path} exists already and is not overwritten; choose another name")
-    arrays = _transitions(task, size, seed)
+    if (absent := missing(task)) is not None:
+        raise InputError(f"task '{task.name}' cannot be recorded here: {absent}")
+    facts = {"task": task.name, "size": size, "seed": seed, "c4rl": __version__, "environment": simulator(task)}
+    if task.domain == "maze2d":
+        if policies:
+            raise InputError(
+                f"policy: found {policies[0]}, expected none: task '{task.name}' has a scripted controller"
+            )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        arrays = maze_recording.transitions(task, size, seed)
+        metadata = {"name": _name(task), "behaviour": "waypoint controller"} | facts
+        write_npz(path, arrays, metadata)
+        return metadata
+    behaviours = policy_recording.find_behaviours(policies, task)
+    _check_number(task, behaviours)
     path.parent.mkdir(parents=True, exist_ok=True)
-    _write_npz(path, arrays)
+    with policy_recording.blocks(path, task, behaviours, facts, workers, progress) as folder:
+        arrays, told = policy_recording.join(folder, behaviours, size)
+        random = all(behaviour.file == policy_recording.RANDOM for behaviour in behaviours)
+        metadata = {"name": _name(task, random), "behaviour": told} | facts
+        write_npz(path, arrays, metadata)
+    return metadata
 
 
-def _transitions(task: Task, size: int, seed: int) -> dict[str, Array]:
-    # imported here: reading data needs no simulator
-    from c4rl.environments.maze2d import Maze2D
-    from c4rl.environments.waypoint_controller import WaypointController
-
-    assert task.environment is not None
-    environment = Maze2D(task.environment, task.dense, task.horizon)
-    cells = environment.maze.free_cells
-    rng = np.random.default_rng(seed)
-    controller = WaypointController(environment.maze, rng)
-
-    observations, actions = np.empty((size + 1, 4)), np.empty((size, 2))
-    rewards, timeouts = np.empty(size), np.zeros(size, bool)
-    observations[0], _ = environment.reset(seed=seed)
-    steps_to_goal = None  # None: the last goal is done with, draw the next
-    for t in range(size):
-        position, velocity = observations[t, :2], observations[t, 2:]
-        if steps_to_goal is None:
-            controller.plan(position, cells[rng.integers(len(cells))])
-            steps_to_goal = 0
-        action, arrived = controller.act(position, velocity)
-        actions[t] = np.clip(action + ACTION_NOISE * rng.standard_normal(2), -1, 1)
-        observations[t + 1], rewards[t], *_ = environment.step(actions[t])
-        timeouts[t] = arrived or steps_to_goal >= task.horizon
-        steps_to_goal = None if timeouts[t] else steps_to_goal + 1
-
-    last = timeouts | (np.arange(size) == size - 1)
-    next_actions = np.where(last[:, None], 0, np.roll(actions, -1, axis=0))
-    return {
-        "observations": observations[:-1].astype(np.float32),
-        "actions": actions.astype(np.float32),
-        "rewards": rewards.astype(np.float32),
-        "next_observations": observations[1:].astype(np.float32),
-        "terminals": np.zeros(size, bool),
-        "timeouts": timeouts,
-        "trajectory_ids": np.concatenate(([0], np.cumsum(timeouts[:-1]))).astype(np.int32),
-        "next_actions": next_actions.astype(np.float32),
-        "next_action_valid": ~last,
-        "action_low": np.full(2, -1, np.float32),
-        "action_high": np.full(2, 1, np.float32),
-    }
+def _name(task: Task, random: bool = False) -> str:
+    """c4rl/...: the rows are not D4RL's."""
+    stem = task.name.replace("gym:", "").rpartition("-v")[0]
+    if random:
+        stem = f"{stem.partition('-')[0] if task.domain in ('locomotion', 'adroit') else stem}-random"
+    return f"c4rl/{stem}"
 
 
-def _write_npz(path: Path, arrays: dict[str, Array]) -> None:
-    """np.savez with a fixed date inside, so that the bytes depend on the content alone; atomic."""
-    with replacing(path) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
-        for name, array in arrays.items():
-            entry = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
-            with archive.open(entry, "w") as file:
-                np.lib.format.write_array(file, np.ascontiguousarray(array), allow_pickle=False)
+def _check_number(task: Task, behaviours: Sequence[policy_recording.Behaviour]) -> None:
+    """Refuse a set whose name says something else than its policies."""
+    count, stem = len(behaviours), task.name.rpartition("-v")[0]
+    if task.domain == "adroit" and stem.endswith("-human"):
+        raise InputError(f"task '{task.name}' holds demonstrations by people and cannot be recorded")
+    if task.domain != "locomotion" or all(behaviour.file == policy_recording.RANDOM for behaviour in behaviours):
+        return
+    mixture = stem.partition("-")[2] in MIXTURES
+    if mixture and count < 2:
+        expected = "several, in the order of their rows (a file of snapshots, or weaker policies first)"
+        raise InputError(f"policy: found 1 for '{task.name}', expected {expected}")
+    if not mixture and count > 1:
+        raise InputError(f"policy: found {count} for '{task.name}', expected 1")

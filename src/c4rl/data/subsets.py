@@ -1,15 +1,21 @@
 """Smaller datasets from larger ones: whole trajectories, single rows, a held-out part, the best trajectories.
 
+The last three functions leave much of the task out of the data: covered thinly, badly, or in one place.
+
 Every draw is a function of its seed alone. Rows keep their values; trajectory ids are numbered from 0 again, and a note
 says what was taken. `source` and `sha256` still name the file the rows come from.
 """
 
 import random
+from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import partial
 
 import numpy as np
 
 from c4rl.core.errors import InputError
+from c4rl.core.subset_kinds import SubsetKind
 from c4rl.data.assembly import ends_of, number_trajectories
 from c4rl.data.dataset import Array, Dataset
 
@@ -57,7 +63,8 @@ def _take(dataset: Dataset, rows: Array, ends: Array, note: str) -> Dataset:
     }
     per_row["timeouts"] = ends & ~per_row["terminals"]
     per_row["trajectory_ids"] = number_trajectories(ends)
-    return replace(dataset, **per_row, notes=(*dataset.notes, note))
+    metadata = {**dataset.metadata, "subset": [*dataset.metadata.get("subset", ()), note]}
+    return replace(dataset, **per_row, notes=(*dataset.notes, note), metadata=metadata)
 
 
 def _check_size(dataset: Dataset, size: int) -> None:
@@ -194,3 +201,95 @@ def top_fraction(dataset: Dataset, fraction: float, discount: float = 1.0) -> Da
     rows = _rows_of(dataset, np.sort(best))
     note = f"The best {count} of {len(ranked)} trajectories by return with discount {discount:g}."
     return _take(dataset, rows, ends_of(dataset.trajectory_ids[rows]), note)
+
+
+# -- splits that leave much of the task out of the data
+
+REGIONS = 64
+
+
+def _scaled(observations: Array) -> Array:
+    """Each column in units of its standard deviation; constant columns become 0."""
+    spread = observations.std(axis=0, dtype=np.float64)
+    return (observations / np.where(spread > 0, spread, np.inf)).astype(np.float32)
+
+
+def _pieces(dataset: Dataset, rows: Array, note: str) -> Dataset:
+    """Ascending rows; those that follow each other in a trajectory stay one."""
+    joined = (np.diff(rows) == 1) & (np.diff(dataset.trajectory_ids[rows]) == 0)
+    return _take(dataset, rows, np.append(~joined, True), note)
+
+
+def thinned_subset(dataset: Dataset, size: int, seed: int) -> Dataset:
+    """`size` rows, drawn so that no region of states keeps more than a common number: well-covered ones are thinned.
+
+    A region is what lies nearest to one of 64 states, each as far as possible from those before it, so that regions are
+    about equally large; the first is drawn with the seed. Distances are in standard deviations.
+    """
+    _check_size(dataset, size)
+    generator, states = _generator(seed), _scaled(dataset.observations)
+    nearest, distances = np.zeros(len(dataset), np.int64), np.full(len(dataset), np.inf)
+    centre = int(generator.integers(len(dataset)))
+    for region in range(REGIONS):
+        to_centre = np.linalg.norm(states - states[centre], axis=1)
+        nearest[to_centre < distances] = region
+        distances = np.minimum(distances, to_centre)
+        centre = int(np.argmax(distances))
+    counts = np.bincount(nearest)
+    most = 1 + bisect_left(range(1, len(dataset)), size, key=lambda most: int(np.minimum(counts, most).sum()))
+    place = np.empty(len(dataset), np.int64)  # of a row among those of its region, in random order
+    order = generator.permutation(len(dataset))
+    order = order[np.argsort(nearest[order], kind="stable")]
+    place[order] = np.arange(len(dataset)) - np.repeat(np.cumsum(counts) - counts, counts)
+    kept = np.flatnonzero(place < most)
+    last = generator.permutation(kept[place[kept] == most - 1])[: len(kept) - size]  # more than wanted, by a few
+    kept = np.setdiff1d(kept, last)
+    full = int((counts > most).sum())
+    note = (
+        f"{size} of {len(dataset)} rows, thinned with seed {seed}: at most {most} in each of {len(counts)} regions of "
+    )
+    return _pieces(dataset, kept, note + f"states; {full} had more, the fullest {counts.max()}.")
+
+
+def low_return_subset(dataset: Dataset, size: int, seed: int) -> Dataset:
+    """`size` rows of the worst trajectories that hold half of the rows, drawn as in `trajectory_subset`.
+
+    Trajectories that were cut by accident do not count: their returns say nothing.
+    """
+    starts, stops = trajectory_slices(dataset)
+    whole = np.flatnonzero(whole_trajectories(dataset))
+    returns, lengths = trajectory_returns(dataset)[whole], (stops - starts)[whole]
+    order = np.argsort(returns, kind="stable")
+    count = 1 + int(np.searchsorted(np.cumsum(lengths[order]), lengths.sum() / 2))
+    worst = order[:count]
+    rows = _rows_of(dataset, np.sort(whole[worst]))
+    best = returns[worst].max()
+    note = f"The worst {count} of {len(whole)} whole trajectories, with returns of at most {best:.6g}."
+    half = _take(dataset, rows, ends_of(dataset.trajectory_ids[rows]), note)
+    if not 1 <= size <= len(half):
+        found = f"'size' is {size}; expected 1 to {len(half)}, the rows of the trajectories with a low return"
+        raise InputError(f"{dataset.source}: {found}.")
+    return trajectory_subset(half, size, seed)
+
+
+def narrow_subset(dataset: Dataset, size: int, seed: int) -> Dataset:
+    """The `size` rows whose states lie nearest to one row's, which is drawn with the seed."""
+    _check_size(dataset, size)
+    states, centre = _scaled(dataset.observations), int(_generator(seed).integers(len(dataset)))
+    distances = np.linalg.norm(states - states[centre], axis=1)
+    rows = np.sort(np.argsort(distances, kind="stable")[:size])
+    note = f"The {size} of {len(dataset)} rows nearest to row {centre}, drawn with seed {seed}: within "
+    return _pieces(dataset, rows, note + f"{distances[rows].max():.3g} standard deviations.")
+
+
+# how rows are chosen -> (data, rows, seed) -> fewer data
+SUBSETS: dict[SubsetKind, Callable[[Dataset, int, int], Dataset]] = {
+    "trajectories": trajectory_subset,
+    "rows": row_subset,
+    "with_replacement": subset_with_replacement,
+    "authors": partial(subset_with_replacement, index_drift=True),
+    "thinned": thinned_subset,
+    "low_return": low_return_subset,
+    "narrow": narrow_subset,
+}
+CUTS_TRAJECTORIES = ("rows", "thinned", "narrow")  # their returns say nothing

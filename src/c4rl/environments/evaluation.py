@@ -34,7 +34,7 @@ Array = np.ndarray
 
 MAX_WORKERS = 16
 MAX_DEATHS = 3  # of workers on one episode, before the evaluation fails
-_SINGLE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+SINGLE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 def steps(environment: "gymnasium.Env", policy: NumpyPolicy, seed: int) -> Iterator[tuple[Array, Array, float, Array]]:
@@ -99,7 +99,7 @@ class _Worker:
             [sys.executable, "-c", "from c4rl.environments.evaluation import serve; serve()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ | _SINGLE_THREAD | {"PYTHONPATH": path},
+            env=os.environ | SINGLE_THREAD | {"PYTHONPATH": path},
             start_new_session=True,  # the terminal's Ctrl-C is for the parent alone
         )
         with suppress(OSError):  # it died at once: `run` will notice
@@ -140,7 +140,7 @@ class EvaluationPool:
         if absent is not None:
             raise InputError(f"task '{task.name}' cannot be evaluated here: {absent}")
         self.task = task
-        self.workers = workers or min(_available_cores(), MAX_WORKERS)
+        self.workers = workers or min(available_cores(), MAX_WORKERS)
         self._episodes: queue.SimpleQueue[_Episode | None] = queue.SimpleQueue()
         self._open: set[_Evaluation] = set()
         self._processes: list[_Worker | None] = [None] * self.workers
@@ -248,7 +248,7 @@ class EvaluationPool:
         )
 
 
-def _available_cores() -> int:
+def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

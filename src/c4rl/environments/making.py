@@ -4,7 +4,7 @@ import gymnasium
 
 from c4rl.core.errors import InputError
 from c4rl.environments.gym_ids import make_gym
-from c4rl.environments.tasks import Task, missing
+from c4rl.environments.tasks import Task, get_task, missing
 
 
 def make_environment(task: Task) -> gymnasium.Env:
@@ -20,4 +20,21 @@ def make_environment(task: Task) -> gymnasium.Env:
         from c4rl.environments.locomotion import Locomotion
 
         return Locomotion(task.environment, task.horizon)
+    if task.domain == "antmaze":
+        from c4rl.environments.antmaze import AntMaze
+
+        return AntMaze(task.environment, task.horizon)
+    if task.domain == "adroit":
+        from c4rl.environments.adroit import ADROIT
+
+        return ADROIT[task.environment](task.horizon)
+    if task.domain == "kitchen":
+        from c4rl.environments.kitchen import Kitchen
+
+        return Kitchen(task.environment, task.horizon)
     return make_gym(task.environment, task.horizon)
+
+
+def environment_of(task: str) -> gymnasium.Env:
+    """`make_environment` by a task's name: what Minari datasets that we wrote name as their environment."""
+    return make_environment(get_task(task))

@@ -29,7 +29,7 @@ class Task:
 
     name: str
     domain: str  # locomotion, maze2d, antmaze, adroit, kitchen; gym for `gym:ID`, none for `none`
-    environment: str | None  # gymnasium id, or the name of our own maze; None: no simulator
+    environment: str | None  # gymnasium id, or what our own class of the domain calls it; None: no simulator
     horizon: int  # steps after which an episode is cut
     observation_dim: int | None  # None: whatever the data hold
     action_dim: int | None
@@ -118,7 +118,8 @@ def _maze2d() -> Iterable[Task]:
 def _antmaze() -> Iterable[Task]:
     for maze, (version, horizon, trajectories) in _ANTMAZE.items():
         yield Task(
-            f"antmaze-{maze}-{version}", "antmaze", None, horizon, 29, 8, 100, 10**6, trajectories, 0.0, 1.0
+            f"antmaze-{maze}-{version}", "antmaze", maze.partition("-")[0], horizon, 29, 8,
+            100, 10**6, trajectories, 0.0, 1.0,
         )  # fmt: skip
 
 
@@ -126,14 +127,14 @@ def _adroit() -> Iterable[Task]:
     for tool, (horizon, observations, actions, low, high, data) in _ADROIT.items():
         for kind, (samples, trajectories) in zip(("human", "cloned", "expert"), data, strict=True):
             yield Task(
-                f"{tool}-{kind}-v1", "adroit", None, horizon, observations, actions,
+                f"{tool}-{kind}-v1", "adroit", tool, horizon, observations, actions,
                 10, samples, trajectories, low, high,
             )  # fmt: skip
 
 
 def _kitchen() -> Iterable[Task]:
     for kind, samples in _KITCHEN.items():
-        yield Task(f"kitchen-{kind}-v0", "kitchen", None, 280, 60, 9, 10, samples, None, 0.0, 4.0)
+        yield Task(f"kitchen-{kind}-v0", "kitchen", kind, 280, 60, 9, 10, samples, None, 0.0, 4.0)
 
 
 TASKS: dict[str, Task] = {
@@ -176,10 +177,15 @@ def missing(task: Task) -> str | None:
     """What this machine lacks to score a policy of this task, or None."""
     if task.domain == "none":
         return "no simulator was asked for (task 'none')"
-    if task.environment is None:
-        return f"evaluation of {task.domain} tasks is not built yet"
-    modules = ("gymnasium",) if task.domain == "gym" else ("gymnasium", "mujoco")
-    return next((how_to_install(module) for module in modules if not installed(module)), None)
+    return next((how_to_install(module) for module in _needed(task) if not installed(module)), None)
+
+
+def _needed(task: Task) -> tuple[str, ...]:
+    """The packages of the task's simulator."""
+    if task.domain == "gym":
+        return ("gymnasium",)
+    models = ("gymnasium_robotics",) if task.domain in ("adroit", "kitchen") else ()
+    return ("gymnasium", "mujoco", *models)
 
 
 def simulator(*tasks: Task) -> str | None:
@@ -207,6 +213,15 @@ def tasks_list() -> list[dict[str, Any]]:
     return rows
 
 
+def _absent_packages() -> str:
+    """What the tasks need that do not run here, as the end of a sentence."""
+    absent: dict[str, list[str]] = {}
+    for task in TASKS.values():
+        if (sentence := missing(task)) is not None and task.domain not in absent.setdefault(sentence, []):
+            absent[sentence].append(task.domain)
+    return "".join(f"; {', '.join(domains)}: {sentence}" for sentence, domains in absent.items())
+
+
 def tasks_table() -> "Table":
     """The table for people."""
     from rich import box
@@ -218,7 +233,7 @@ def tasks_table() -> "Table":
         pad_edge=False,
         padding=0,
         caption=f"run: can be evaluated on this machine, on D4RL's physics ({PHYSICS}, docs/environments.md); "
-        "also gym:ID (any gymnasium id with flat Box spaces) and none",
+        f"also gym:ID (any gymnasium id with flat Box spaces) and none{_absent_packages()}",
     )
     table.add_column("task", no_wrap=True)
     for column in ("obs", "act", "steps", "samples", "traj.", "min", "max"):

@@ -16,8 +16,10 @@ from c4rl.core.errors import InputError
 from c4rl.core.files import read_json
 from c4rl.core.ops import OFFERED
 from c4rl.core.options import Options, option
+from c4rl.core.subset_kinds import SubsetKind
 from c4rl.core.typed_json import from_dict, jsonable, typed
 from c4rl.data.loading import load_for_task
+from c4rl.data.subsets import CUTS_TRAJECTORIES
 from c4rl.environments.tasks import get_task, imported_by
 from c4rl.jobs.presets.best import BEST, best_for
 from c4rl.jobs.presets.c4 import NO_PRESET, PRESETS, preset, values_of
@@ -63,9 +65,10 @@ class TrainConfig(Options):
     own."""
     size: int | None = option(None, at_least=1, at_most=MOST)
     """Rows to train on; all if not given."""
-    subset: Literal["trajectories", "rows", "with_replacement", "authors"] = "trajectories"
+    subset: SubsetKind = "trajectories"
     """How --size rows are chosen: whole trajectories, single rows, trajectories with replacement, or those with the
-    index drift of the authors' release."""
+    index drift of the authors' release; thinned where states are well covered, of low return only, or narrow, near one
+    state only."""
     subset_seed: int = option(0, at_least=0, at_most=MOST_SEED)
     """Seed of that choice, the same for all runs so that methods compare on the same rows."""
     normalize_observations: bool = True
@@ -144,9 +147,9 @@ class TrainConfig(Options):
         require("ensemble", enough, f"{members} with {len(self.seeds)} seeds", "at most as many as seeds")
         require("ensemble", members == 0 or "none" not in self.task, "it with --task none", "a task with a simulator")
         require("seeds", len(set(self.seeds)) == len(self.seeds), list(self.seeds), "each seed once")
-        single_rows = self.normalize_returns and self.subset == "rows" and self.size is not None
+        single_rows = self.normalize_returns and self.subset in CUTS_TRAJECTORIES and self.size is not None
         why = "whole trajectories: a single row has no return"
-        require("normalize-returns", not single_rows, "it with --subset rows", why)
+        require("normalize-returns", not single_rows, f"it with --subset {self.subset}", why)
         algorithm = algorithm_class(self.algorithm)
         for name, plugin_options in zip(plugin_names(self.plugins, self.algorithm), self.plugin_options, strict=False):
             PLUGINS[name][1].check(plugin_options, algorithm, self.options)

@@ -2,9 +2,8 @@
 
 import math
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,27 +15,13 @@ from c4rl.data.info import describe, observation_statistics
 from c4rl.data.loading import load_for_task
 from c4rl.data.minari import PREFIX
 from c4rl.data.packing import Scaling, baselines, check_scaled
-from c4rl.data.subsets import (
-    hold_out,
-    row_subset,
-    subset_with_replacement,
-    trajectory_returns,
-    trajectory_subset,
-    whole_trajectories,
-)
+from c4rl.data.subsets import SUBSETS, hold_out, trajectory_returns, whole_trajectories
 from c4rl.environments.tasks import Task, get_task, missing
 from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.registry import algorithm_class
 from c4rl.jobs.runs import data_configs
 
 ALL_THREADS = torch.get_num_threads()  # PyTorch's own choice, before any job makes another
-# --subset -> (data, rows, seed) -> fewer data
-SUBSETS: dict[str, Callable[[Dataset, int, int], Dataset]] = {
-    "trajectories": trajectory_subset,
-    "rows": row_subset,
-    "with_replacement": subset_with_replacement,
-    "authors": partial(subset_with_replacement, index_drift=True),
-}
 
 
 @dataclass(frozen=True)
@@ -72,6 +57,7 @@ def prepare(config: TrainConfig) -> Preparation:
         train = SUBSETS[config.subset](train, config.size, config.subset_seed)
     train = algorithm_class(config.algorithm).select_rows(config.options, train)
     facts = {"path": str(path), "rows": len(train), "sha256": full.sha256, "file_rows": len(full)}
+    facts |= {name: train.metadata[name] for name in ("name", "subset") if name in train.metadata}
     scaling = _scaling(config, train, full)
     check_scaled(full, scaling)
     if task.name == "none":

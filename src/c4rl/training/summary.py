@@ -185,4 +185,4 @@ def versions() -> dict[str, str]:
         "torch": torch.__version__,
         "numpy": np.__version__,
     }
-    return found | {name: version(name) for name in ("gymnasium", "mujoco") if installed(name)}
+    return found | {name: version(name) for name in ("gymnasium", "mujoco", "gymnasium_robotics") if installed(name)}

@@ -1,0 +1,110 @@
+"""Policies in npz files, to record data with: those of `c4rl export`, and Gaussian ones (docs/recording.md)."""
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from c4rl.core.behaviour_policy import BehaviourPolicy
+from c4rl.core.errors import InputError
+from c4rl.data.checks import Allowance, problem, reason
+from c4rl.data.dataset import Array
+from c4rl.environments.tasks import Task
+
+EXPECTED = "a policy as `c4rl export` writes it, or a Gaussian one as in docs/recording.md"
+
+
+def read_policies(path: Path, task: Task) -> list[BehaviourPolicy]:
+    """The policies of a file: one, or all snapshots of a training in their order."""
+    try:
+        arrays = _arrays(path)
+        policies = _exported(arrays) if "layers" in arrays else _gaussian(arrays)
+    except InputError:
+        raise
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: there is no such file; expected {EXPECTED}.") from error
+    except KeyError as error:
+        raise problem(path, str(error.args[0]), "is missing", EXPECTED) from error
+    except Exception as error:  # zipfile and NumPy raise many kinds for damaged bytes
+        raise InputError(f"{path}: not readable as an npz file ({reason(error)}); expected {EXPECTED}.") from error
+    for policy in policies:
+        _check(path, policy, task)
+    return policies
+
+
+def _arrays(path: Path) -> dict[str, Array]:
+    """All arrays of the file; nothing is unpickled, and nothing is unpacked that the file cannot hold."""
+    allowance = Allowance(path)
+    with zipfile.ZipFile(path) as archive:
+        size = sum(member.file_size for member in archive.infolist())
+    allowance.take("policy", np.dtype(np.uint8), (size,))
+    with np.load(path, allow_pickle=False) as file:
+        return {name: file[name] for name in file.files}
+
+
+def _exported(arrays: dict[str, Array]) -> list[BehaviourPolicy]:
+    *hidden, mean = [(arrays[f"w{i}"], arrays[f"b{i}"]) for i in range(int(arrays["layers"]))]
+    return [
+        BehaviourPolicy(
+            hidden=tuple(hidden),
+            mean=mean,
+            log_std=None,
+            observation_mean=arrays["observation_mean"],
+            observation_std=arrays["observation_std"],
+            squash=str(arrays["squash"]),
+            action_low=arrays["action_low"],
+            action_high=arrays["action_high"],
+        )
+    ]
+
+
+def _gaussian(arrays: dict[str, Array]) -> list[BehaviourPolicy]:
+    """One policy, or one per snapshot where the weights have a leading axis."""
+    if arrays["w_mean"].ndim == 2:
+        return [_one_gaussian(arrays)]
+    shared = ("n_hidden", "obs_clip", "log_std_min", "log_std_max", "activation", "squash", "action_low", "action_high")
+    own = [name for name in arrays if name not in shared and arrays[name].ndim > 0]
+    return [_one_gaussian(arrays | {name: arrays[name][k] for name in own}) for k in range(len(arrays["w_mean"]))]
+
+
+def _one_gaussian(arrays: dict[str, Array]) -> BehaviourPolicy:
+    head = "w_log_std" in arrays
+    return BehaviourPolicy(
+        hidden=tuple((arrays[f"w{i}"], arrays[f"b{i}"]) for i in range(int(arrays["n_hidden"]))),
+        mean=(arrays["w_mean"], arrays["b_mean"]),
+        log_std=(arrays["w_log_std"], arrays["b_log_std"]) if head else arrays["log_std"],
+        observation_mean=arrays["obs_mean"],
+        observation_std=arrays["obs_std"],
+        observation_clip=float(arrays["obs_clip"]) if "obs_clip" in arrays else None,
+        activation=str(arrays["activation"]),
+        squash="tanh" if str(arrays["squash"]) == "tanh" else "clip",
+        action_low=arrays["action_low"],
+        action_high=arrays["action_high"],
+    )
+
+
+def _check(path: Path, policy: BehaviourPolicy, task: Task) -> None:
+    """Refuse what does not fit together or is not finite."""
+    width = policy.observation_mean.shape[-1]
+    heads = [policy.mean, *([policy.log_std] if isinstance(policy.log_std, tuple) else [])]
+    layers = [*policy.hidden, policy.mean]
+    if width != task.observation_dim or policy.mean[1].shape[-1] != task.action_dim:
+        found = f"takes {width} observations and gives {policy.mean[1].shape[-1]} actions"
+        raise problem(path, "policy", found, f"{task.observation_dim} and {task.action_dim} for task {task.name}")
+    for weight, bias in layers:
+        if weight.shape != (width, *bias.shape):
+            raise problem(path, "policy", f"has a layer of shape {weight.shape} after {width} numbers", EXPECTED)
+        width = len(bias)
+    if any(weight.shape != policy.mean[0].shape or bias.shape != policy.mean[1].shape for weight, bias in heads):
+        raise problem(path, "w_log_std", f"has shape {heads[-1][0].shape}", f"{policy.mean[0].shape} as 'w_mean'")
+    if isinstance(policy.log_std, np.ndarray) and policy.log_std.shape != policy.mean[1].shape:
+        raise problem(path, "log_std", f"has shape {policy.log_std.shape}", f"{policy.mean[1].shape}")
+    if policy.activation not in ("relu", "tanh"):
+        raise problem(path, "activation", f"is '{policy.activation}'", "relu or tanh")
+    numbers = [
+        policy.observation_mean,
+        policy.observation_std,
+        *(array for layer in (*layers, *heads) for array in layer),
+    ]
+    if not all(np.isfinite(array).all() for array in numbers) or not (policy.observation_std > 0).all():
+        raise problem(path, "policy", "holds numbers that are not finite, or a std that is not above 0", EXPECTED)

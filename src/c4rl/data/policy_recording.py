@@ -1,0 +1,335 @@
+"""Whole episodes of policies, recorded by worker processes on all cores.
+
+The work is cut into blocks: block b of policy k is a fixed number of rows, rounded up to whole episodes, and a function
+of (seed, k, b) alone. Blocks lie in a hidden folder beside the output until all are there, so that a killed recording
+continues, and the bytes depend neither on the number of workers nor on interruptions.
+"""
+
+import hashlib
+import json
+import os
+import queue
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from c4rl.core.behaviour_policy import BehaviourPolicy
+from c4rl.core.errors import InputError
+from c4rl.core.files import replacing, write_json
+from c4rl.data.policy_files import read_policies
+from c4rl.environments.evaluation import MAX_WORKERS, SINGLE_THREAD, available_cores
+from c4rl.environments.tasks import Task
+
+if TYPE_CHECKING:
+    import gymnasium
+
+Array = np.ndarray
+
+RANDOM = "random"
+BLOCK = 2000  # rows: a second or two, which is what a killed recording loses
+PER_ROW = ("observations", "actions", "rewards", "next_observations")
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """One policy of a recording."""
+
+    file: str
+    snapshot: int | None = None
+    sha256: str = ""
+
+
+def find_behaviours(given: Sequence[str], task: Task) -> list[Behaviour]:
+    """The policies of FILE, FILE@3, FILE@2-5 and `random`, in their order; all are read, to refuse bad ones now."""
+    found = []
+    for word in given:
+        if word == RANDOM:
+            found.append(Behaviour(RANDOM))
+            continue
+        file, chosen = word, None
+        match = re.fullmatch(r"(.+)@(\d{1,6})(?:-(\d{1,6}))?", word)
+        if match is not None and not Path(word).exists():
+            file, first, last = match[1], int(match[2]), int(match[3] or match[2])
+            chosen = range(first, last + 1)
+        count = len(read_policies(Path(file), task))
+        if chosen is not None and (not chosen or chosen[-1] >= count):
+            raise InputError(f"policy: found {word}, expected snapshots from 0 to {count - 1} of this file")
+        sha256 = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+        snapshots = chosen or range(count)
+        found += [Behaviour(file, k if count > 1 else None, sha256) for k in snapshots]
+    if not found:
+        raise InputError(
+            f"policy: found none, expected at least one file for '{task.name}', or {RANDOM}; only Maze2D tasks have a "
+            "scripted behaviour"
+        )
+    return found
+
+
+# -- the parent
+
+
+@contextmanager
+def blocks(
+    output: Path,
+    task: Task,
+    behaviours: Sequence[Behaviour],
+    facts: dict[str, Any],
+    workers: int | None,
+    progress: Callable[[int, int], None],
+) -> Iterator[Path]:
+    """The folder with all blocks, deleted once they were used. progress: (blocks recorded, blocks to record)."""
+    folder = output.with_name(f".{output.name}.recording")
+    request = facts | {"policies": [asdict(behaviour) | {"file": _base(behaviour)} for behaviour in behaviours]}
+    _open(folder, request)
+    share = -(-facts["size"] // len(behaviours))
+    rows = min(BLOCK, share)
+    jobs = [(k, b) for k in range(len(behaviours)) for b in range(-(-share // rows))]
+    todo = [job for job in jobs if not _block(folder, *job).exists()]
+    _run(task, behaviours, facts["seed"], rows, folder, todo, workers, lambda done: progress(done, len(todo)))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def _base(behaviour: Behaviour) -> str:
+    return Path(behaviour.file).name
+
+
+def _block(folder: Path, k: int, b: int) -> Path:
+    return folder / f"{k}-{b}.npz"
+
+
+def _open(folder: Path, request: dict[str, Any]) -> None:
+    """Start a recording, or go on with this very one."""
+    note = folder / "request.json"
+    if note.exists():
+        if json.loads(note.read_text()) != request:
+            raise InputError(f"{folder}: holds the blocks of another recording; delete it, or choose another output")
+        return
+    folder.mkdir(exist_ok=True)
+    write_json(note, request)
+
+
+def _run(
+    task: Task,
+    behaviours: Sequence[Behaviour],
+    seed: int,
+    rows: int,
+    folder: Path,
+    todo: Sequence[tuple[int, int]],
+    workers: int | None,
+    progress: Callable[[int], None],
+) -> None:
+    """Record these blocks; one thread of this process waits on each worker. No workers: this process does it."""
+    message = {"rows": rows, "seed": seed, "folder": str(folder)}
+    if workers == 0:
+        recorder = Recorder(task)
+        for done, (k, b) in enumerate(todo, start=1):
+            recorder.record(message | asdict(behaviours[k]) | {"k": k, "b": b})
+            progress(done)
+        return
+    jobs: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
+    replies: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    count = min(workers or min(available_cores(), MAX_WORKERS), len(todo))
+    for job in todo:
+        jobs.put(job)
+    for _ in range(count):
+        jobs.put(None)
+    processes: list[subprocess.Popen[str]] = []
+    threads: list[threading.Thread] = []
+
+    def drive(process: "subprocess.Popen[str]") -> None:
+        assert process.stdin is not None and process.stdout is not None
+        while (job := jobs.get()) is not None:
+            k, b = job
+            try:
+                print(json.dumps(message | asdict(behaviours[k]) | {"k": k, "b": b}), file=process.stdin, flush=True)
+                replies.put(json.loads(process.stdout.readline()))
+            except (OSError, ValueError):
+                replies.put({"error": f"a worker ended with exit code {process.wait()}; what it printed stands above"})
+                return
+
+    try:
+        for _ in range(count):
+            processes.append(_start(task))
+            threads.append(threading.Thread(target=drive, args=(processes[-1],), daemon=True))
+            threads[-1].start()
+        for done in range(1, len(todo) + 1):
+            reply = replies.get()
+            if "error" in reply:
+                raise RuntimeError(f"recording {task.name}: {reply['error']}")
+            progress(done)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+        for thread in threads:
+            thread.join()
+        for process in processes:
+            for stream in (process.stdin, process.stdout):
+                assert stream is not None
+                with suppress(OSError):
+                    stream.close()
+
+
+def _start(task: Task) -> "subprocess.Popen[str]":
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from c4rl.data.policy_recording import serve; serve()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | SINGLE_THREAD | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
+        start_new_session=True,  # the terminal's Ctrl-C is for the parent alone
+    )
+    assert process.stdin is not None
+    with suppress(OSError):  # it died at once: `drive` will notice
+        print(json.dumps(asdict(task)), file=process.stdin, flush=True)
+    return process
+
+
+def join(folder: Path, behaviours: Sequence[Behaviour], size: int) -> tuple[dict[str, Array], list[dict[str, Any]]]:
+    """The dataset's arrays, `size` rows in equal shares, and what each policy did. The very last episode may be cut."""
+    pieces: list[dict[str, Array]] = []
+    told: list[dict[str, Any]] = []
+    total, bounds = 0, {}
+    for k, behaviour in enumerate(behaviours):
+        target, returns, before = -(-(k + 1) * size // len(behaviours)), [], min(total, size)
+        for episode in _episodes(folder, k):
+            if total >= target:
+                break
+            bounds = {name: episode.pop(name) for name in ("action_low", "action_high")}
+            pieces.append(episode)
+            total += len(episode["rewards"])
+            returns.append(float(episode["rewards"].sum(dtype=np.float64)))
+        told.append(
+            {
+                "policy": _base(behaviour),
+                "snapshot": behaviour.snapshot,
+                "sha256": behaviour.sha256,
+                "rows": min(total, size) - before,
+                "episodes": len(returns),
+                "mean_return": float(np.mean(returns)) if returns else None,
+            }
+        )
+    lengths = np.array([len(piece["rewards"]) for piece in pieces])
+    stops = np.minimum(np.cumsum(lengths), size)
+    terminals, timeouts = np.zeros(size, bool), np.zeros(size, bool)
+    terminals[stops - 1] = [bool(piece["terminated"]) for piece in pieces]
+    if total > size:
+        terminals[-1] = False  # its end was cut off
+    timeouts[stops - 1] = ~terminals[stops - 1]
+    ends = terminals | timeouts
+    arrays = {name: np.concatenate([piece[name] for piece in pieces])[:size] for name in PER_ROW}
+    next_actions = np.roll(arrays["actions"], -1, axis=0)
+    next_actions[ends] = 0
+    return arrays | {
+        "terminals": terminals,
+        "timeouts": timeouts,
+        "trajectory_ids": np.concatenate(([0], np.cumsum(ends[:-1]))).astype(np.int32),
+        "next_actions": next_actions,
+        "next_action_valid": ~ends,
+        **bounds,
+    }, told
+
+
+def _episodes(folder: Path, k: int) -> Iterator[dict[str, Array]]:
+    b = 0
+    while (path := _block(folder, k, b)).exists():
+        with np.load(path, allow_pickle=False) as file:
+            block = dict(file)
+        stops = np.cumsum(block["lengths"])
+        for i, stop in enumerate(stops):
+            rows = slice(stop - block["lengths"][i], stop)
+            episode = {name: block[name][rows] for name in PER_ROW}
+            bounds = {name: block[name] for name in ("action_low", "action_high")}
+            yield episode | bounds | {"terminated": block["terminated"][i]}
+        b += 1
+
+
+# -- the worker
+
+
+class Recorder:
+    """Records blocks of one task."""
+
+    def __init__(self, task: Task) -> None:
+        from c4rl.environments.making import make_environment
+
+        self._task, self._environment = task, make_environment(task)
+        self._policies: dict[str, list[BehaviourPolicy]] = {}
+
+    def record(self, job: dict[str, Any]) -> None:
+        file, policy = job["file"], None
+        if file != RANDOM:
+            if file not in self._policies:
+                self._policies[file] = read_policies(Path(file), self._task)
+            policy = self._policies[file][job["snapshot"] or 0]
+        arrays = record_block(self._environment, policy, [job["seed"], job["k"], job["b"]], job["rows"])
+        with replacing(_block(Path(job["folder"]), job["k"], job["b"])) as temporary, open(temporary, "wb") as output:
+            np.savez(output, allow_pickle=False, **arrays)
+
+
+def serve() -> None:
+    """Read a task, then blocks to record, until the parent closes the pipe or dies."""
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what an environment prints must not mix with the replies
+    recorder, task = None, Task(**json.loads(sys.stdin.readline()))
+    for line in sys.stdin:
+        reply = {}
+        try:
+            recorder = recorder or Recorder(task)
+            recorder.record(json.loads(line))
+        except Exception as error:  # the parent reports whatever an environment raises
+            reply["error"] = f"{type(error).__name__}: {error}"
+        try:
+            print(json.dumps(reply), file=replies, flush=True)
+        except BrokenPipeError:  # the parent was killed
+            os._exit(0)
+
+
+def record_block(
+    environment: "gymnasium.Env", policy: BehaviourPolicy | None, key: Sequence[int], rows: int
+) -> dict[str, Array]:
+    """At least `rows` rows of whole episodes, with sampled actions; None: uniform actions."""
+    space: Any = environment.action_space
+    observations: list[Array] = []
+    actions: list[Array] = []
+    rewards: list[float] = []
+    following: list[Array] = []
+    lengths: list[int] = []
+    ends: list[bool] = []
+    while len(rewards) < rows:
+        rng = np.random.default_rng([*key, len(lengths)])
+        observation, _ = environment.reset(seed=int(rng.integers(2**31)))
+        first, done = len(rewards), False
+        while not done:
+            if policy is None:
+                action = rng.uniform(space.low, space.high).astype(np.float32)
+            else:
+                action = policy.act(observation, rng)
+            observations.append(observation.astype(np.float32))
+            observation, reward, terminated, truncated, _ = environment.step(action)
+            actions.append(action)
+            rewards.append(float(reward))
+            following.append(observation.astype(np.float32))
+            done = terminated or truncated
+        lengths.append(len(rewards) - first)
+        ends.append(bool(terminated))
+    return {
+        "observations": np.stack(observations),
+        "actions": np.stack(actions),
+        "rewards": np.array(rewards, np.float32),
+        "next_observations": np.stack(following),
+        "lengths": np.array(lengths),
+        "terminated": np.array(ends),
+        "action_low": np.asarray(space.low, np.float32),
+        "action_high": np.asarray(space.high, np.float32),
+    }

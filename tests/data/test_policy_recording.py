@@ -1,0 +1,185 @@
+"""Recording with policies from files: whole episodes, equal bytes, and killed recordings that go on."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from c4rl.core.errors import InputError
+from c4rl.core.numpy_policy import NumpyPolicy
+from c4rl.data import load_dataset, policy_recording
+from c4rl.data.policy_files import read_policies
+from c4rl.data.recording import record
+from c4rl.environments.making import make_environment
+from c4rl.environments.tasks import get_task
+
+HOPPER = get_task("hopper-medium-v2")
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy_recording, "BLOCK", 60)
+
+
+def gaussian(path: Path, seed: int = 0, snapshots: int | None = None, **changes: object) -> str:
+    """A tanh-Gaussian policy of Hopper as a file; a field changed to None is left out."""
+    rng, lead = np.random.default_rng(seed), () if snapshots is None else (snapshots,)
+
+    def weights(*shape: int) -> np.ndarray:
+        return (0.3 * rng.normal(size=(*lead, *shape))).astype(np.float32)
+
+    fields = {
+        "n_hidden": 1,
+        "w0": weights(11, 8),
+        "b0": weights(8),
+        "w_mean": weights(8, 3),
+        "b_mean": weights(3),
+        "log_std": np.full((*lead, 3), -1, np.float32),
+        "obs_mean": np.zeros((*lead, 11), np.float32),
+        "obs_std": np.ones((*lead, 11), np.float32),
+        "activation": "relu",
+        "squash": "tanh",
+        "action_low": -np.ones(3, np.float32),
+        "action_high": np.ones(3, np.float32),
+    }
+    np.savez(path, **{name: value for name, value in (fields | changes).items() if value is not None})
+    return str(path)
+
+
+def test_the_bytes_depend_neither_on_workers_nor_on_interruptions(tmp_path: Path) -> None:
+    policy = gaussian(tmp_path / "policy.npz")
+
+    def stop(done: int, expected: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    record(HOPPER.name, 300, 3, tmp_path / "plain.npz", [policy], workers=0)
+    record(HOPPER.name, 300, 3, tmp_path / "two.npz", [policy], workers=2)
+    with pytest.raises(KeyboardInterrupt):
+        record(HOPPER.name, 300, 3, tmp_path / "killed.npz", [policy], workers=0, progress=stop)
+    left = tmp_path / ".killed.npz.recording"
+    assert len(list(left.glob("*.npz"))) == 2 and not (tmp_path / "killed.npz").exists()
+    with pytest.raises(InputError, match=r"killed\.npz\.recording: holds the blocks of another recording"):
+        record(HOPPER.name, 300, 4, tmp_path / "killed.npz", [policy], workers=0)
+    counted: list[tuple[int, int]] = []
+    record(
+        HOPPER.name, 300, 3, tmp_path / "killed.npz", [policy], workers=0, progress=lambda *done: counted.append(done)
+    )
+    assert counted[-1] == (3, 3) and not left.exists()  # five blocks, of which two were there
+    record(HOPPER.name, 300, 4, tmp_path / "other.npz", [policy], workers=0)
+    plain, two, killed, other = ((tmp_path / f"{n}.npz").read_bytes() for n in ("plain", "two", "killed", "other"))
+    assert plain == two == killed != other
+
+
+def test_episodes_are_whole_and_their_ends_true(tmp_path: Path) -> None:
+    record("hopper-medium", 400, 0, tmp_path / "a.npz", [gaussian(tmp_path / "policy.npz")], workers=0)
+    data = load_dataset(tmp_path / "a.npz", task=HOPPER)
+    assert len(data) == 400 and data.metadata["name"] == "c4rl/hopper-medium"
+    ends = data.terminals | data.timeouts
+    inside = ~ends[:-1]
+    np.testing.assert_array_equal(data.next_observations[:-1][inside], data.observations[1:][inside])
+    np.testing.assert_array_equal(data.next_action_valid, ~ends)
+    # Hopper falls: every episode ends by a terminal in a fallen state, but the last, which was cut to 400 rows
+    assert data.terminals[ends].tolist() == [True] * int(ends.sum() - 1) + [False]
+    fallen = (data.next_observations[:, 0] <= 0.7) | (np.abs(data.next_observations[:, 1]) >= 0.2)
+    np.testing.assert_array_equal(fallen[:-1], data.terminals[:-1])
+    starts = data.observations[np.append(True, ends[:-1])]
+    assert np.abs(starts[:, 1:]).max() <= 0.005 and len(np.unique(starts, axis=0)) == len(starts)
+
+
+def test_time_limits_are_time_outs(tmp_path: Path) -> None:
+    record("gym:Pendulum-v1", 500, 0, tmp_path / "a.npz", ["random"], workers=0)
+    data = load_dataset(tmp_path / "a.npz", action_low=-2, action_high=2)
+    assert np.flatnonzero(data.timeouts).tolist() == [199, 399, 499] and not data.terminals.any()
+    assert np.abs(data.actions).max() > 1.9
+    np.testing.assert_array_equal(load_dataset(tmp_path / "a.npz").action_high, [2])
+    assert data.metadata["name"] == "c4rl/Pendulum-random"
+
+
+def test_a_mixture_has_equal_shares_in_order(tmp_path: Path) -> None:
+    policies = [gaussian(tmp_path / "bad.npz"), gaussian(tmp_path / "good.npz", log_std=np.full(3, -20, np.float32))]
+    told = record("hopper-medium-expert", 300, 0, tmp_path / "a.npz", policies, workers=0)
+    first, second = told["behaviour"]
+    assert [first["policy"], second["policy"]] == ["bad.npz", "good.npz"]
+    assert first["rows"] + second["rows"] == 300 and 150 <= first["rows"] < 150 + 100
+    data = load_dataset(tmp_path / "a.npz")
+    (policy,) = read_policies(Path(policies[1]), HOPPER)
+    deterministic = [
+        np.abs(policy.act(s) - a).max() < 1e-3 for s, a in zip(data.observations, data.actions, strict=True)
+    ]
+    assert np.mean(deterministic[first["rows"] :]) == 1 and np.mean(deterministic[: first["rows"]]) < 0.1
+
+
+def test_snapshots_are_chosen_by_number(tmp_path: Path) -> None:
+    file = gaussian(tmp_path / "run.npz", snapshots=4)
+    told = record("hopper-medium-replay", 200, 0, tmp_path / "all.npz", [file], workers=0)
+    assert [one["snapshot"] for one in told["behaviour"]] == [0, 1, 2, 3]
+    told = record("hopper-medium-replay", 100, 0, tmp_path / "some.npz", [f"{file}@1-2"], workers=0)
+    assert [one["snapshot"] for one in told["behaviour"]] == [1, 2]
+    with pytest.raises(InputError, match=r"run\.npz@3-4, expected snapshots from 0 to 3"):
+        record("hopper-medium-replay", 100, 0, tmp_path / "new.npz", [f"{file}@3-4"])
+
+
+def test_an_exported_policy_acts_as_it_was_exported(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=shape).astype(np.float32) for shape in ((11, 8), (8, 3), (8,), (3,), (11,))]
+    bounds = (-np.ones(3, np.float32), np.ones(3, np.float32))
+    exported = NumpyPolicy((arrays[0], arrays[1]), (arrays[2], arrays[3]), arrays[4], np.abs(arrays[4]) + 1, *bounds)
+    np.savez(tmp_path / "policy.npz", **exported.arrays())
+    (policy,) = read_policies(tmp_path / "policy.npz", HOPPER)
+    observation = rng.normal(size=11)
+    np.testing.assert_array_equal(policy.act(observation, rng), exported.act(observation))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"w_mean": None}, "'w_mean' is missing; expected a policy"),
+        ({"w0": np.full((11, 8), np.nan, np.float32)}, "not finite"),
+        ({"w0": np.zeros((11, 9), np.float32)}, r"a layer of shape \(11, 9\) after 11 numbers"),
+        ({"log_std": np.zeros(2, np.float32)}, r"'log_std' has shape \(2,\)"),
+        ({"activation": "gelu"}, "'activation' is 'gelu'"),
+        ({"obs_mean": np.zeros(5, np.float32)}, "takes 5 observations and gives 3 actions; expected 11 and 3"),
+        ({"b0": np.array([{}])}, "not readable as an npz file"),
+    ],
+)
+def test_bad_policies_are_refused_before_anything_is_written(
+    changes: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    policy = gaussian(tmp_path / "policy.npz", **changes)
+    with pytest.raises(InputError, match=message):
+        record(HOPPER.name, 10, 0, tmp_path / "new.npz", [policy])
+    assert [path.name for path in tmp_path.iterdir()] == ["policy.npz"]
+
+
+@pytest.mark.parametrize(
+    ("task", "policies", "message"),
+    [
+        ("hopper-medium", [], "policy: found none, expected at least one file for 'hopper-medium-v2'"),
+        ("hopper-medium-expert", ["p.npz"], "policy: found 1 for 'hopper-medium-expert-v2', expected several"),
+        ("hopper-medium", ["p.npz", "p.npz"], "policy: found 2 for 'hopper-medium-v2', expected 1"),
+        ("hopper-medium", ["absent.npz"], "absent.npz: there is no such file"),
+        ("maze2d-open", ["p.npz"], "policy: found .*p.npz, expected none"),
+    ],
+)
+def test_policies_that_do_not_fit_the_sets_name_are_refused(
+    task: str, policies: list[str], message: str, tmp_path: Path
+) -> None:
+    gaussian(tmp_path / "p.npz")
+    with pytest.raises(InputError, match=message):
+        record(task, 10, 0, tmp_path / "new.npz", [str(tmp_path / policy) for policy in policies])
+    assert [path.name for path in tmp_path.iterdir()] == ["p.npz"]
+
+
+def test_a_worker_that_fails_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy_recording.sys, "executable", "/bin/false")
+    with pytest.raises(RuntimeError, match="recording hopper-medium-v2: a worker ended with exit code 1"):
+        record(HOPPER.name, 10, 0, tmp_path / "new.npz", ["random"], workers=1)
+
+
+def test_d4rls_policy_records_what_its_environment_does(shared: Callable[[str], Path]) -> None:
+    (policy,) = read_policies(shared("policies/hopper-medium-v2-d4rl-sac.npz"), HOPPER)
+    block = policy_recording.record_block(make_environment(HOPPER), policy, [0, 0, 0], 2000)
+    returns = np.add.reduceat(block["rewards"], np.append(0, np.cumsum(block["lengths"])[:-1]))
+    assert 1000 < returns.mean() < 2000  # D4RL's file: 1422

@@ -1,0 +1,41 @@
+"""A whole job in every domain: read a file, take a subset, train a few updates, evaluate."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from c4rl.environments.tasks import get_task, missing
+from tests.cli.support import SMALL, run, save_npz, summary
+
+# other tests train locomotion and Maze2D jobs
+REAL = {
+    "antmaze-umaze-v2": "d4rl-10k/antmaze-umaze-v0.npz",
+    "pen-cloned-v1": "d4rl-hdf5/pen-cloned-v1.hdf5",
+    "relocate-human-v1": "d4rl-hdf5/relocate-human-v1.hdf5",
+}
+MADE_UP = ["kitchen-mixed-v0"]  # no rows at hand
+
+
+def made_up(path: Path, task: str) -> Path:
+    known, rng = get_task(task), np.random.default_rng(0)
+    observations = rng.normal(size=(240, known.observation_dim or 0)).astype(np.float32)
+    actions = rng.uniform(-1, 1, (240, known.action_dim or 0)).astype(np.float32)
+    return save_npz(
+        path, observations=observations, actions=actions, next_observations=np.roll(observations, -1, axis=0)
+    )
+
+
+@pytest.mark.parametrize("task", [*REAL, *MADE_UP])
+def test_a_job_reads_subsets_trains_and_evaluates(task: str, tmp_path: Path, shared: Callable[[str], Path]) -> None:
+    if (reason := missing(get_task(task))) is not None:
+        pytest.skip(reason)
+    data = shared(f"data/{REAL[task]}") if task in REAL else made_up(tmp_path / "data.npz", task)
+    options = ["--size", 150, "--updates", 20, "--eval-every", 20, "--eval-episodes", 1, "--threads", 1]
+    folder = tmp_path / "job"
+    assert run("train", "--task", task, "--dataset", data, "--output", folder, *options, *SMALL) == 0
+    told = summary(folder)
+    assert told["dataset"]["rows"] == 150
+    assert told["environment"].startswith("d4rl-")
+    assert np.isfinite(told["last"]["mean"])
