@@ -60,7 +60,7 @@ def test_missing_runs_leave_gaps(trained: Trained) -> None:
     assert [row[3:6] for row in rows[1:]] == [["–", "–", "–"]] * 4, "no data, no overall mean of some cells"
     alone = table.only(["BC"])
     assert len(rows_of(alone, fill(alone, trained.store))) == 2
-    with pytest.raises(InputError, match="--methods: found 'CQL', expected some of BC, TD3"):
+    with pytest.raises(InputError, match="--methods: found 'CQL', expected some of BC; TD3"):
         table.only(["CQL"])
 
 
@@ -141,7 +141,7 @@ def test_wrong_words_are_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch, 
     for command, sentence in (
         ("table nothing", "table: found 'nothing', expected one of main, c4-plugin"),
         ("table trace --score best", "--score: found best, expected late, last or curve"),
-        ("bench table nothing --dry", "table: found 'nothing', expected one of"),
+        ("bench table nothing --dry", "trace, c4-on-td3_bc, rebrac, overhead, runtime"),
         ("bench table main", "--data: not given, expected the folder of the datasets"),
         ("bench pages README.md", "README.md: found no block"),
         ("bench pages", "FILES: not given, expected Markdown pages"),

@@ -60,7 +60,7 @@ def table(arguments: Arguments) -> int:
             print(list_measurements(wanted))
             return 0
         return measure_missing(wanted, folder, flags.minutes, device=flags.device, precision=flags.precision)
-    store, chosen = Store(flags.store), get_table(flags.name).only(flags.methods)
+    store, chosen = Store(flags.store), get_table(flags.name, SPEED_TABLES).only(flags.methods)
     if flags.data is None and not flags.dry:
         raise InputError("--data: not given, expected the folder of the datasets, TASK.npz")
     how = {"device": flags.device, "precision": flags.precision}

@@ -1,5 +1,6 @@
 """The tables, declared: which methods on which sets, how long and how often."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -228,7 +229,8 @@ TABLES = {
 }
 
 
-def get_table(name: str) -> ResultTable:
+def get_table(name: str, others: Iterable[str] = ()) -> ResultTable:
+    """others: further names that might have been meant."""
     if name not in TABLES:
-        raise InputError(f"table: found '{name}', expected one of {', '.join(TABLES)}")
+        raise InputError(f"table: found '{name}', expected one of {', '.join((*TABLES, *others))}")
     return TABLES[name]

@@ -111,7 +111,7 @@ class ResultTable:
         known = [method.label for method in self.methods]
         for label in labels or ():
             if label not in known:
-                raise InputError(f"--methods: found '{label}', expected some of {', '.join(known)}")
+                raise InputError(f"--methods: found '{label}', expected some of {'; '.join(known)}")
         return replace(self, methods=tuple(m for m in self.methods if labels is None or m.label in labels))
 
     def printed(self, method: Method, task: str) -> Sequence[float] | None:
