@@ -1,6 +1,7 @@
 """The tables, declared: which methods on which sets, how long and how often."""
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -70,6 +71,22 @@ def _rows(base: Method) -> tuple[Method, ...]:
         replace(base, label=f"{base.label}, {rows}k rows", job=base.job | job, series=base.label, x=rows, paper=None)
         for rows, job in ((1, {"size": 1000}), (3, {"size": 3000}), (5, {"size": 5000}), (10, {}))
     )
+
+
+def _ingredients() -> Iterator[Method]:
+    """Sixteen rows for six factors, a 2^(6-2) design of resolution IV, the last two set by the others (Lagrange by the
+    product of C4, LayerNorm and cloning; twins by that of LayerNorm, cloning and entropy)."""
+    for c4, norm, cloning, entropy in itertools.product((True, False), repeat=4):
+        lagrange, twins = bool((c4 + norm + cloning) % 2), bool((norm + cloning + entropy) % 2)
+        factors = {"C4": c4, "LayerNorm": norm, "cloning term": cloning, "fixed entropy": entropy}
+        factors |= {"Lagrange": lagrange, "twin averaging": twins}
+        off: dict[str, Any] = {"divergence_weight": 0.0} if not cloning else {}
+        off |= {"entropy": "automatic"} if not entropy else {}
+        off |= {"lagrange": "none"} if not lagrange else {}
+        options = off | ({} if c4 else CONTROL) | {"average_critics": twins}
+        label = " + ".join(name for name, on in factors.items() if on) or "none of them"
+        plugins = ("c4", "layer_norm") if norm else ("c4",)
+        yield Method(label, "cql", plugins, "authors-fixed", options=options, factors=factors)
 
 
 BC, TD3BC, IQL = _published("BC", "bc"), _published("TD3+BC", "td3_bc"), _published("IQL", "iql")
@@ -196,6 +213,16 @@ TABLES = {
             paper="",
             shows="figure of the trace during training",
             headline=("CQL", "CQL + LN", "CQL + DR3", "CQL + C4"),
+        ),
+        ResultTable(
+            "ingredients",
+            "CQL, preset authors-fixed, with some of its parts: a 2^(6-2) design of resolution IV",
+            tuple(_ingredients()),
+            THREE,
+            updates=30_000,
+            evaluations=6,
+            note="Without C4: K 1, λ 0. An effect is the mean of the eight rows with a part minus that of the eight "
+            "without; interactions of three parts are mixed into it.",
         ),
         ResultTable(
             "c4-on-td3_bc",

@@ -45,6 +45,7 @@ class Method:
     swept: str = ""  # the option in which it differs from other methods of its series
     series: str = ""  # what those methods have in common: a line of a figure
     x: float | None = None  # where on that line it stands
+    factors: dict[str, bool] = field(default_factory=dict)  # of a design: what is on and what is off
 
 
 @dataclass(frozen=True)
