@@ -49,7 +49,15 @@ def table(arguments: Arguments) -> int:
 
     from c4rl.results.bench_tables import check_data, list_jobs, missing_jobs, run_jobs
     from c4rl.results.catalogue import get_table
-    from c4rl.results.speed_tables import SPEED_TABLES, list_measurements, machine_folder, measure_missing, missing
+    from c4rl.results.speed_tables import (
+        SPEED_TABLES,
+        list_measurements,
+        machine_folder,
+        measure_missing,
+        missing,
+        read_speeds,
+        slowest,
+    )
     from c4rl.results.store import Store
 
     if flags.name in SPEED_TABLES:
@@ -66,7 +74,7 @@ def table(arguments: Arguments) -> int:
     how = {"device": flags.device, "precision": flags.precision}
     jobs = missing_jobs(chosen, store, flags.data or Path("."), flags.output / chosen.name, **how)
     if flags.dry:
-        print(list_jobs(jobs, store))
+        print(list_jobs(jobs, store, slowest(read_speeds(flags.speeds))))
         return 0
     check_data(jobs)
     return run_jobs(jobs, store, flags.minutes)
