@@ -92,7 +92,8 @@ def _ingredients() -> Iterator[Method]:
 BC, TD3BC, IQL = _published("BC", "bc"), _published("TD3+BC", "td3_bc"), _published("IQL", "iql")
 BPPO_, A2PR = _published("BPPO", "bppo", options=BPPO), _published("A2PR", "a2pr")
 CQL = _published("CQL", "cql")
-PAPER, PAPER_CONTROL = _cql_c4("paper")
+CONTROLLED = tuple(map(_cql_c4, ("paper", "authors", "authors-fixed")))  # each with its control
+PAPER, PAPER_CONTROL = CONTROLLED[0]
 # CQL with the networks and step sizes of the paper, without C4
 PAPER_CQL = Method("CQL, paper", "cql", ("none",), "paper", paper="CQL")
 TD3BC_C4 = Method("TD3+BC + C4", "td3_bc", ("c4",), options={"lambda_": 0.3, "actor_rows": "cluster"})
@@ -118,7 +119,7 @@ TABLES = {
         ResultTable(
             "main",
             "Locomotion sets of about 10,000 rows, algorithms with the settings of their own publications",
-            (*BASELINES, PAPER, PAPER_CONTROL, *_cql_c4("authors"), *_cql_c4("authors-fixed")),
+            (*BASELINES, *itertools.chain(*CONTROLLED)),
             TWENTY,
             tasks_are_rows=True,
             shows="main table (10k rows)",
