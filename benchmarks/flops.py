@@ -1,7 +1,6 @@
 """How much one update computes, and how much a GPU could: `python benchmarks/flops.py [--algorithms cql]`.
 
-Prints the multiplications and additions of the matrix products of one run's update of 4x256 networks,
-without refreshes.
+Counts the multiplications and additions in matrix products of one run's update of 4x256 networks, without refreshes.
 """
 
 import argparse

@@ -15,12 +15,13 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import pytest
 
-from c4rl.cli import data, demo, evaluate, export
+from c4rl.cli import bench, data, demo, evaluate, export, figure, table
 from c4rl.cli.train import config_of
 from c4rl.core.declarations import check_value, declaration, expected, flag_of, is_tuple, plain_name
 from c4rl.core.errors import InputError
 from c4rl.jobs.config import TrainConfig, to_json
 from c4rl.jobs.registry import ALGORITHMS, PLUGINS
+from c4rl.results.speed import SpeedOptions
 from tests.cli.support import run
 
 
@@ -54,6 +55,11 @@ OWNERS = [
     Owner("data convert", data.ConvertFlags, ("data", "convert", "absent.npz", "new.npz")),
     Owner("data fetch", data.FetchFlags, ("data", "fetch", "none")),
     Owner("demo", demo.Flags, ("demo", "--output", "job")),
+    Owner("table", table.Flags, ("table", "main")),
+    Owner("figure", figure.Flags, ("figure", "curves")),
+    Owner("bench table", bench.TableFlags, ("bench", "table", "main", "--dry")),
+    Owner("bench pages", bench.PagesFlags, ("bench", "pages", "absent.md")),
+    Owner("bench speed", SpeedOptions, ("bench", "speed")),
 ]
 
 
@@ -212,14 +218,8 @@ def test_flags_are_told_apart(owner: Owner) -> None:
 
 def _made(kind: type, **values: Any) -> None:
     """With what has no default filled in."""
-    required: dict[str, Any] = {
-        "algorithm": "td3_bc",
-        "dataset": Path("d"),
-        "task": "none",
-        "output": Path("o"),
-        "folder": Path("f"),
-    }
-    required["files"] = ("in", "out")
+    required = {"algorithm": "td3_bc", "dataset": Path("d"), "task": "none", "output": Path("o"), "folder": Path("f")}
+    required |= {"name": "n", "files": ("in", "out")}
     names = {f.name for f in dataclasses.fields(kind) if f.default is f.default_factory is dataclasses.MISSING}
     kind(**{name: value for name, value in required.items() if name in names} | values)
 

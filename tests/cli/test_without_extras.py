@@ -82,9 +82,9 @@ def test_what_needs_an_extra_names_it_in_a_sentence(folder: Path) -> None:
         "demo --output new": "gymnasium",
     }
     found = [*results(list(needs), EXTRAS, folder).items()]
-    for package in ("matplotlib", "mujoco"):
-        found += results(["demo --output new"], (package,), folder).items()
-    packages = [*needs.values(), "matplotlib", "mujoco"]
+    found += results(["demo --output new", "figure curves"], ("matplotlib",), folder).items()
+    found += results(["demo --output new"], ("mujoco",), folder).items()
+    packages = [*needs.values(), "matplotlib", "matplotlib", "mujoco"]
     for (command, (code, out, err)), package in zip(found, packages, strict=True):
         extra = "figures" if package == "matplotlib" else "simulators"
         assert code == 2 and out == "" and err.count("\n") == 1, f"{command}: {out}{err}"

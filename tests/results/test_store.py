@@ -47,13 +47,14 @@ def test_how_long_a_job_takes_is_judged_by_the_most_similar_runs(trained: Traine
     for method in (C4, METHODS[0]):
         (job,) = missing_jobs(small_table(methods=(method,), seeds=3), trained.store, trained.data, tmp_path)
         for kept in (entries, [e for e in entries if e.data["run"]["plugins"] == []], []):
-            found = minutes_of(job, kept)
+            found = minutes_of(job, kept, {})
             words[method.label, len(kept)] = found and found[1]
             assert found is None or found[0] > 0
     assert words == {
         ("TD3+BC + C4", 16): "", ("TD3+BC + C4", 12): "guessed from td3_bc", ("TD3+BC + C4", 0): None,
         ("BC", 16): "", ("BC", 12): "", ("BC", 0): None,
     }  # fmt: skip
+    assert minutes_of(job, [], {"bc": 2.0}) == (job.run_updates / 2 / 60, "guessed from bc")
 
 
 def test_an_entry_keeps_what_its_run_logged_of_the_method(trained: Trained) -> None:

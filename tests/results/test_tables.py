@@ -60,7 +60,7 @@ def test_missing_runs_leave_gaps(trained: Trained) -> None:
     assert [row[3:6] for row in rows[1:]] == [["–", "–", "–"]] * 4, "no data, no overall mean of some cells"
     alone = table.only(["BC"])
     assert len(rows_of(alone, fill(alone, trained.store))) == 2
-    with pytest.raises(InputError, match="--methods: found 'CQL', expected some of BC, TD3"):
+    with pytest.raises(InputError, match="--methods: found 'CQL', expected some of BC; TD3"):
         table.only(["CQL"])
 
 
@@ -98,6 +98,26 @@ def test_tables_of_other_quantities_show_them(trained: Trained) -> None:
     cell = filled["TD3+BC + C4", TASKS[0]]
     expected = np.mean([late_mean(entry.curve("c4_effective_K")[1]) for entry in cell.entries])
     assert rows_of(table, filled)[-1][1].startswith(f"{expected:.1f} ±")
+
+
+def test_effects_of_a_design_are_differences_of_means(trained: Trained) -> None:
+    on, off = (replace(method, factors={"part": part}) for method, part in zip(METHODS[:2], (True, False), strict=True))
+    table = small_table(methods=(on, off))
+    filled = fill(table, trained.store)
+    rows = rows_of(table, filled)
+    assert rows[3][0] == "effect of part" and len(rows[3]) == len(rows[0])
+    each = [np.mean(filled[on.label, t].values("late")) - np.mean(filled[off.label, t].values("late")) for t in TASKS]
+    for words, expected in zip(rows[3][1:4], (*each, np.mean(each)), strict=True):
+        assert words.startswith(f"{expected:+.1f} [")
+    more = replace(table, seeds=3)
+    assert rows_of(more, fill(more, trained.store))[3][1:4] == ["–"] * 3
+
+
+def test_the_design_of_the_ingredients_tells_them_apart() -> None:
+    """Factors are orthogonal to each other and to every pair of them."""
+    signs = np.array([[1 if on else -1 for on in m.factors.values()] for m in TABLES["ingredients"].methods])
+    pairs = np.array([signs[:, i] * signs[:, j] for i in range(6) for j in range(i)]).T
+    assert (signs.T @ signs == 16 * np.eye(6)).all() and not (signs.T @ pairs).any()
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -141,7 +161,7 @@ def test_wrong_words_are_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch, 
     for command, sentence in (
         ("table nothing", "table: found 'nothing', expected one of main, c4-plugin"),
         ("table trace --score best", "--score: found best, expected late, last or curve"),
-        ("bench table nothing --dry", "table: found 'nothing', expected one of"),
+        ("bench table nothing --dry", "c4-on-td3_bc, rebrac, overhead, runtime"),
         ("bench table main", "--data: not given, expected the folder of the datasets"),
         ("bench pages README.md", "README.md: found no block"),
         ("bench pages", "FILES: not given, expected Markdown pages"),

@@ -49,7 +49,15 @@ def table(arguments: Arguments) -> int:
 
     from c4rl.results.bench_tables import check_data, list_jobs, missing_jobs, run_jobs
     from c4rl.results.catalogue import get_table
-    from c4rl.results.speed_tables import SPEED_TABLES, list_measurements, machine_folder, measure_missing, missing
+    from c4rl.results.speed_tables import (
+        SPEED_TABLES,
+        list_measurements,
+        machine_folder,
+        measure_missing,
+        missing,
+        read_speeds,
+        slowest,
+    )
     from c4rl.results.store import Store
 
     if flags.name in SPEED_TABLES:
@@ -60,13 +68,13 @@ def table(arguments: Arguments) -> int:
             print(list_measurements(wanted))
             return 0
         return measure_missing(wanted, folder, flags.minutes, device=flags.device, precision=flags.precision)
-    store, chosen = Store(flags.store), get_table(flags.name).only(flags.methods)
+    store, chosen = Store(flags.store), get_table(flags.name, SPEED_TABLES).only(flags.methods)
     if flags.data is None and not flags.dry:
         raise InputError("--data: not given, expected the folder of the datasets, TASK.npz")
     how = {"device": flags.device, "precision": flags.precision}
     jobs = missing_jobs(chosen, store, flags.data or Path("."), flags.output / chosen.name, **how)
     if flags.dry:
-        print(list_jobs(jobs, store))
+        print(list_jobs(jobs, store, slowest(read_speeds(flags.speeds))))
         return 0
     check_data(jobs)
     return run_jobs(jobs, store, flags.minutes)

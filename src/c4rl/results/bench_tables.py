@@ -101,7 +101,7 @@ def _together(jobs: Sequence[tuple[str, TrainConfig]], swept: Mapping[str, Metho
 def _folder_name(label: str, job: TrainConfig) -> str:
     """Of the job that this is: another job has another name, this one the same on any machine."""
     what = to_json(job) | {"dataset": "", "output": "", "device": "", "precision": "", "threads": None}
-    words = re.sub(r"\W+", "_", label).strip("_").lower()
+    words = re.sub(r"\W+", "_", label, flags=re.ASCII).strip("_").lower()
     sets = "+".join(short(task) for task in job.tasks)
     return f"{words}-{sets}-{hashlib.sha256(repr(what).encode()).hexdigest()[:8]}"
 
@@ -117,27 +117,28 @@ def check_data(jobs: Sequence[Job]) -> None:
             raise InputError(f"{path}: its sha256 is {found[:12]}..., expected {expected[:12]}...")
 
 
-def minutes_of(job: Job, entries: Sequence[Entry]) -> tuple[float, str] | None:
+def minutes_of(job: Job, entries: Sequence[Entry], measured: Mapping[str, float]) -> tuple[float, str] | None:
     """How long, and judged by what: the best speed that the store has seen of the algorithm with these plug-ins, else
-    the worst of the algorithm, else the worst of all; None where it is empty."""
+    the worst of the algorithm, there or measured, else the worst of all; None where there are none."""
     config = job.config
     like = [config.algorithm, [name for name in config.plugins if name != "none"]]
-    speeds: dict[str, list[float]] = {}
+    similar, others = f"guessed from {config.algorithm}", "guessed from others"
+    speeds: dict[str, list[float]] = {similar: [measured[config.algorithm]]} if config.algorithm in measured else {}
     for entry in entries:
         own = [entry.data["run"]["algorithm"], entry.data["run"]["plugins"]]
-        kind = "" if own == like else f"guessed from {like[0]}" if own[0] == like[0] else "guessed from others"
+        kind = "" if own == like else similar if own[0] == like[0] else others
         speeds.setdefault(kind, []).append(entry.data["made"]["timing"]["run_updates_per_second"])
-    for kind in ("", f"guessed from {like[0]}", "guessed from others"):
+    for kind in ("", similar, others):
         if kind in speeds:
             return job.run_updates / (min if kind else max)(speeds[kind]) / 60, kind
     return None
 
 
-def list_jobs(jobs: Sequence[Job], store: Store) -> str:
-    """A line per job, and the sum."""
+def list_jobs(jobs: Sequence[Job], store: Store, measured: Mapping[str, float]) -> str:
+    """A line per job, and the sum. measured: updates per second of algorithms."""
     lines, total, entries = [], 0.0, list(store)
     for job in jobs:
-        minutes, how = minutes_of(job, entries) or (0.0, "speed not known")
+        minutes, how = minutes_of(job, entries, measured) or (0.0, "speed not known")
         total += minutes
         guess = f"about {minutes:.1f} minutes" + (f" ({how})" if how else "")
         lines.append(f"{job.config.output.name}: {job.runs} runs, {job.run_updates:,} updates in all, {guess}")

@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from c4rl.core.errors import InputError
-from c4rl.results.catalogue import PAPER, PAPER_CONTROL, get_table
+from c4rl.results.catalogue import CONTROLLED, PAPER, get_table
 from c4rl.results.speed_tables import SPEED_TABLES, UPDATES, Case, SpeedTable, read_speeds
 from c4rl.results.statistics import (
     bootstrap_interval,
@@ -352,16 +352,7 @@ def speed_figure(table: SpeedTable, speeds: Path) -> Figure:
     return figure
 
 
-SHOWN = (
-    "BC",
-    "TD3+BC",
-    "TSRL",
-    "CQL",
-    PAPER.label,
-    PAPER_CONTROL.label,
-    "CQL + C4, authors",
-    "CQL + C4, authors-fixed",
-)
+SHOWN = ("BC", "TD3+BC", "TSRL", "CQL", *(c4.label for c4, _ in CONTROLLED), CONTROLLED[0][1].label)
 BASES = ("TD3+BC", "CQL", "BPPO", "A2PR")
 FIGURES = {
     drawing.name: drawing
@@ -377,6 +368,13 @@ FIGURES = {
             improvement,
             "c4-plugin",
             pairs=tuple((f"{base} + {plugin}", base) for base in BASES for plugin in ("LN", "DR3", "C4")),
+        ),
+        Drawing(
+            "improvement-on-controls",
+            improvement,
+            "main",
+            tuple(method.label for pair in CONTROLLED for method in pair),
+            tuple((c4.label, control.label) for c4, control in CONTROLLED),
         ),
         *(Drawing(name, series, name) for name in ("clusters", "lambda", "alpha", "frequency", "rows")),
         Drawing("effective-k", curves, "effective-k"),

@@ -44,10 +44,8 @@ def table_text(
     """What `c4rl table` prints."""
     if far and name not in TABLES:
         raise InputError(f"--far: found with table {name}, expected one of {', '.join(TABLES)}")
-    if name not in (*TABLES, *SPEED_TABLES, INDEX):
-        raise InputError(f"table: found '{name}', expected one of {', '.join((*TABLES, *SPEED_TABLES, INDEX))}")
-    if name in TABLES:
-        table = get_table(name).only(methods)
+    if name not in (*SPEED_TABLES, INDEX):
+        table = get_table(name, (*SPEED_TABLES, INDEX)).only(methods)
         if score == "best" and table.quantity != "score":
             raise InputError(f"--score: found best, expected late, last or curve: table {name} is not about scores")
         filled = fill(table, Store(store))

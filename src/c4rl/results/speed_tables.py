@@ -135,6 +135,16 @@ def read_speeds(folder: Path) -> Measured:
     return found
 
 
+def slowest(measured: Measured) -> dict[str, float]:
+    """algorithm -> run-updates per second of its slowest stage, with the plug-in that costs most, in its best stack."""
+    found: dict[str, dict[int, float]] = {}
+    for results in (results for cases in measured.values() for results in cases.values()):
+        first, rate = results[0], min(result["run_updates_per_second"] for result in results)
+        stacks = found.setdefault(first["algorithm"], {})
+        stacks[first["runs"]] = min(rate, stacks.get(first["runs"], rate))
+    return {algorithm: max(stacks.values()) for algorithm, stacks in found.items()}
+
+
 def speed_rows(table: SpeedTable, measured: Measured) -> Rows:
     """A line per method and machine."""
     rows = [["", *table.heads(), "machine"]]

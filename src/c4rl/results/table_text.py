@@ -1,6 +1,7 @@
 """Tables as text: Markdown, LaTeX, CSV, with the paper's numbers and what is missing."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -62,7 +63,31 @@ def rows_of(table: ResultTable, filled: Filled, which: str = "late") -> Rows:
         words = [show(table, method, task, cell, which) for task, cell in zip(table.tasks, cells, strict=True)]
         found, wanted = sum(len(c.entries) for c in cells if c), len(table.measured) * len(table.seeds_of(method))
         rows.append([method.label, *words, *_overall(table, filled, method, which), f"{found}/{wanted}"])
+    rows += effect_rows(table, filled, which)
     return [list(column) for column in zip(*rows, strict=True)] if table.tasks_are_rows else rows
+
+
+def effect_rows(table: ResultTable, filled: Filled, which: str) -> Rows:
+    """A line for each factor of a design: the mean with it minus the mean without, on each set and on all."""
+    rows = []
+    scores = [overall(table, filled, method, which) for method in table.methods]
+    for name in table.methods[0].factors:
+        signs = np.array([1 if method.factors[name] else -1 for method in table.methods])
+        words = dict.fromkeys((*table.tasks, "all"), MISSING)
+        whole = [one for one in scores if one is not None]
+        if len(whole) == len(scores):
+            for i, task in enumerate((*table.measured, "all")):
+                own = np.concatenate([one if task == "all" else one[:, i : i + 1] for one in whole], axis=1)
+                weights = 2 * np.repeat(signs, own.shape[1] // len(signs))
+                effect = partial(_contrast, weights)
+                low, high = bootstrap_interval(effect, own)
+                words[task] = f"{effect(own):+.1f} [{low:+.1f}, {high:+.1f}]"
+        rows.append([f"effect of {name}", *words.values(), *([""] if table.quantity == "score" else []), ""])
+    return rows
+
+
+def _contrast(weights: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    return np.mean(scores * weights, axis=(-2, -1))
 
 
 def overall_heads(table: ResultTable) -> list[str]:

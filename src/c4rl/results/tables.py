@@ -47,6 +47,7 @@ class Method:
     swept: str = ""  # the option in which it differs from other methods of its series
     series: str = ""  # what those methods have in common: a line of a figure
     x: float | None = None  # where on that line it stands
+    factors: dict[str, bool] = field(default_factory=dict)  # of a design: what is on and what is off
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class ResultTable:
         known = [method.label for method in self.methods]
         for label in labels or ():
             if label not in known:
-                raise InputError(f"--methods: found '{label}', expected some of {', '.join(known)}")
+                raise InputError(f"--methods: found '{label}', expected some of {'; '.join(known)}")
         return replace(self, methods=tuple(m for m in self.methods if labels is None or m.label in labels))
 
     def printed(self, method: Method, task: str) -> Sequence[float] | None:
