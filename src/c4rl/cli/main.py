@@ -7,7 +7,7 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.table import Table
 
-from c4rl.cli import bench, data, demo, evaluate, export, table, tasks, train
+from c4rl.cli import bench, data, demo, doctor, evaluate, export, table, tasks, train
 from c4rl.cli.parsing import Arguments
 from c4rl.core.errors import InputError
 from c4rl.core.extras import how_to_install
@@ -17,6 +17,7 @@ COMMANDS: dict[str, Callable[[Arguments], int]] = {
     "demo": demo.demo,
     "data record": data.record,
     "data info": data.info,
+    "doctor": doctor.doctor,
     "tasks": tasks.tasks,
     "train": train.train,
     "evaluate": evaluate.evaluate,
