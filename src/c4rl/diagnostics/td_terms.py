@@ -1,0 +1,99 @@
+"""Terms A, B and C of Theorem 1 at a checkpoint, beside the variance of delta measured by perturbing.
+
+delta(w) = r + gamma Q'(x' + k w) - Q(x + k w), with one direction w for both, drawn on the unit sphere. Of every row
+A = gamma^2 k^2 Var<w, g'>, B = k^2 Var<w, g>, C = 2 gamma k^2 Cov(<w, g'>, <w, g>) over the directions: the prefactors
+are inside. Then rows are averaged. Both ways use the same directions, so their difference is the Taylor remainder and
+not chance: it falls like k^2 on a smooth network, and like k on a ReLU network, whose gradients jump.
+"""
+
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from c4rl.core.buffer import Batch
+from c4rl.core.networks import Critic
+from c4rl.diagnostics.gradients import critics_of
+from c4rl.plugins.c4.feature_gradients import feature_gradients
+from c4rl.theory.td_variance import td_terms
+from c4rl.training.launch import Launch
+
+STEPS = (0.4, 0.2, 0.1, 0.05, 0.025)
+STEP = 0.1  # of the terms shown alone
+
+
+def unit_directions(count: int, width: int, seed: int = 0) -> Tensor:
+    """[count, width] float64, uniform on the sphere."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(count, width, generator=generator, dtype=torch.float64)
+    return drawn / drawn.norm(dim=1, keepdim=True)
+
+
+def describe_td_terms(
+    launch: Launch, batch: Batch, steps: tuple[float, ...] = STEPS, directions: int = 64
+) -> list[dict[str, Any]]:
+    """Of every run, averaged over its critics. Computed in float64: differences of Q at small steps are small."""
+    critic, target = (deepcopy(network).double() for network in critics_of(launch))
+    inputs = launch.algorithm.critic_inputs(batch.state_actions).double()
+    next_inputs = launch.algorithm.critic_inputs(batch.next_state_actions).double()
+    g_next, g = feature_gradients("exact", target, next_inputs), feature_gradients("exact", critic, inputs)
+    w = unit_directions(directions, inputs.shape[-1]).to(inputs.device)
+    gamma = _per_run(launch.algorithm.config.discount, launch)  # [R, 1, 1]
+    unit = td_terms(g_next.unsqueeze(-2), g.unsqueeze(-2), w, w)  # [R, M, n] each, over the directions
+    A, B, C = gamma**2 * unit.A, unit.B, 2 * gamma * unit.C  # at k = 1
+    measured = [_measured_variance(critic, target, inputs, next_inputs, w, k, gamma) for k in steps]
+    base = (
+        batch.rewards.double().unsqueeze(1)
+        + gamma * batch.continues.double().unsqueeze(1) * _values(target, next_inputs)
+        - _values(critic, inputs)
+    )
+    out = []
+    for run in range(len(launch.runs)):
+        a, b, c = (float(term[run].mean()) for term in (A, B, C))
+        curve = []
+        for k, variance in zip(steps, measured, strict=True):
+            linear, seen = k * k * (a + b - c), float(variance[run].mean())
+            gap = abs(seen - linear) / linear if linear > 0 else 0.0
+            curve.append({"k": k, "linear": linear, "measured": seen, "gap": gap})
+        out.append(
+            {
+                "k": STEP,
+                "A": STEP**2 * a,
+                "B": STEP**2 * b,
+                "C": STEP**2 * c,
+                "variance": STEP**2 * (a + b - c),
+                "cross_share": c / (a + b) if a + b > 0 else 0.0,
+                "base_variance": float(base[run].var(dim=-1, correction=0).mean()),
+                "by_step": curve,
+                "gap_order": _order(curve),
+            }
+        )
+    return out
+
+
+def _per_run(value: Any, launch: Launch) -> Tensor:
+    gamma = torch.as_tensor(value, dtype=torch.float64, device=launch.device)
+    return gamma.expand(len(launch.runs)).view(-1, 1, 1)
+
+
+@torch.no_grad()
+def _values(critic: Critic, inputs: Tensor) -> Tensor:
+    return critic.at(inputs).q
+
+
+def _measured_variance(
+    critic: Critic, target: Critic, inputs: Tensor, next_inputs: Tensor, w: Tensor, k: float, gamma: Tensor
+) -> Tensor:
+    """Var over the directions of gamma Q'(x' + k w) - Q(x + k w), [R, M, n]; the reward is the same for all."""
+    deltas = torch.stack([gamma * _values(target, next_inputs + k * d) - _values(critic, inputs + k * d) for d in w])
+    return deltas.var(dim=0, correction=0)
+
+
+def _order(curve: list[dict[str, float]]) -> float | None:
+    """The power of k by which the gap falls, from its largest to its smallest step."""
+    ends = [(point["k"], point["gap"]) for point in (curve[0], curve[-1])]
+    if len(curve) < 2 or min(gap for _, gap in ends) <= 0:
+        return None
+    (k, gap), (smaller, less) = ends
+    return float(torch.log(torch.tensor(gap / less)) / torch.log(torch.tensor(k / smaller)))
