@@ -31,6 +31,7 @@ class Series:
     y: Sequence[Number]
     low: Sequence[Number] | None = None
     high: Sequence[Number] | None = None
+    colour: int | None = None  # the same for one thing in every plot; default: by place
 
 
 @dataclass(frozen=True)
@@ -136,8 +137,14 @@ def _rounded(value: Number) -> Number:
 
 def _plot_data(plot: Plot) -> dict[str, Any]:
     series = []
+    xs: list[list[Number]] = []  # lines mostly share theirs
     for one in plot.series:
-        item: dict[str, Any] = {"name": one.name, "x": [_rounded(v) for v in one.x], "y": [_rounded(v) for v in one.y]}
+        x = [_rounded(v) for v in one.x]
+        if x not in xs:
+            xs.append(x)
+        item: dict[str, Any] = {"name": one.name, "x": xs.index(x), "y": [_rounded(v) for v in one.y]}
+        if one.colour is not None:
+            item["colour"] = one.colour
         if one.low is not None and one.high is not None:
             item |= {"low": [_rounded(v) for v in one.low], "high": [_rounded(v) for v in one.high]}
         series.append(item)
@@ -150,6 +157,7 @@ def _plot_data(plot: Plot) -> dict[str, Any]:
         "log_y": plot.log_y,
         "names": plot.names,
         "marks": [{"x": _rounded(x), "text": text} for x, text in plot.marks],
+        "xs": xs,
         "series": series,
     }
 

@@ -2,14 +2,14 @@
 // Draws every figure of the page from the numbers in #plots. No library and no request.
 (() => {
   const plots = JSON.parse(document.getElementById("plots").textContent);
-  const SVG = "http://www.w3.org/2000/svg", COLOURS = 8, SHOWN = 8;
+  for (const plot of plots) for (const s of plot.series) s.x = plot.xs[s.x];
+  const SVG = "http://www.w3.org/2000/svg", COLOURS = 8, SHOWN = 8, AT_ONCE = 4;
   const make = (name, attributes, parent) => {
     const node = document.createElementNS(SVG, name);
     for (const key in attributes) node.setAttribute(key, attributes[key]);
     if (parent) parent.appendChild(node);
     return node;
   };
-  const colour = i => `var(--c${i % COLOURS})`;
   const short = v => {
     if (v === null || v === undefined) return "–";
     const size = Math.abs(v);
@@ -45,6 +45,7 @@
   function setUp(figure) {
     const plot = plots[Number(figure.dataset.plot)];
     const on = plot.series.map((_, i) => i < SHOWN);
+    const colour = i => `var(--c${(plot.series[i].colour ?? i) % COLOURS})`;
     let cursor = -1;
     const readout = figure.querySelector(".readout"), legend = figure.querySelector(".legend");
     const svg = make("svg", {tabindex: 0, role: "img", "aria-label": plot.label});
@@ -88,6 +89,10 @@
         if (plot.kind === "bars") {
           const each = Math.max(2, (right - left) / Math.max(xs.length, 1) * .7 / plot.series.length), zero = y(0);
           points.forEach(([a, b]) => b !== null && make("rect", {x: a - each * plot.series.length / 2 + each * i, width: each, y: Math.min(b, zero), height: Math.max(1, Math.abs(b - zero)), fill: colour(i)}, svg));
+          if (s.low) s.x.forEach((v, j) => {
+            const a = x(v), low = y(s.low[j]), high = y(s.high[j]);
+            if (low !== null && high !== null) make("line", {x1: a, x2: a, y1: low, y2: high, class: "whisker"}, svg);
+          });
           return;
         }
         if (plot.kind === "points") {
@@ -98,7 +103,7 @@
             const d = path(up.concat(down).filter(p => p[1] !== null));
             if (d) make("path", {d: d + "Z", fill: colour(i), "fill-opacity": .15}, svg);
           }
-          make("path", {d: path(points), fill: "none", stroke: colour(i), "stroke-width": 2, "stroke-dasharray": i < COLOURS ? "none" : "6 3", class: "curve"}, svg);
+          make("path", {d: path(points), fill: "none", stroke: colour(i), "stroke-width": 2, "stroke-dasharray": (s.colour ?? i) < COLOURS ? "none" : "6 3", class: "curve"}, svg);
           if (points.length < 3) points.forEach(([a, b]) => b !== null && make("circle", {cx: a, cy: b, r: 4, fill: colour(i)}, svg));
         }
       });
@@ -140,7 +145,7 @@
         point(to);
       });
     } else svg.setAttribute("tabindex", -1);
-    if (plot.series.length > 1) plot.series.forEach((s, i) => {
+    if (plot.kind === "lines" || plot.series.length > 1) plot.series.forEach((s, i) => {
       const button = document.createElement("button"), swatch = document.createElement("i");
       swatch.style.background = colour(i);
       button.append(swatch, s.name);
@@ -157,7 +162,7 @@
   const near = new IntersectionObserver(entries => {
     for (const entry of entries) if (entry.isIntersecting) { near.unobserve(entry.target); setUp(entry.target); }
   }, {rootMargin: "600px"});
-  document.querySelectorAll("figure[data-plot]").forEach(figure => near.observe(figure));
+  document.querySelectorAll("figure[data-plot]").forEach((figure, i) => i < AT_ONCE ? setUp(figure) : near.observe(figure));
 
   document.getElementById("theme").addEventListener("click", () => {
     const root = document.documentElement, dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
