@@ -7,7 +7,7 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.table import Table
 
-from c4rl.cli import bench, data, demo, diagnose, doctor, evaluate, export, report, table, tasks, train
+from c4rl.cli import bench, clusters, data, demo, diagnose, doctor, evaluate, export, report, table, tasks, train, watch
 from c4rl.cli.parsing import Arguments
 from c4rl.core.errors import InputError
 from c4rl.core.extras import how_to_install
@@ -23,6 +23,8 @@ COMMANDS: dict[str, Callable[[Arguments], int]] = {
     "evaluate": evaluate.evaluate,
     "export": export.export,
     "diagnose": diagnose.diagnose,
+    "clusters": clusters.clusters,
+    "watch": watch.watch,
     "report": report.report,
     "table": table.table,
     "bench table": bench.table,

@@ -73,7 +73,8 @@
         const at = x(v), word = plot.names ? plot.names[v] || "" : short(v);
         if (at - last < 7 * word.length + 8) continue;
         last = at;
-        make("text", {x: at, y: bottom + 16, "text-anchor": "middle"}, svg).textContent = word;
+        const half = 3.5 * word.length, inside = Math.min(at, width - half - 2);  // the last word must not leave the plot
+        make("text", {x: inside, y: bottom + 16, "text-anchor": "middle"}, svg).textContent = word;
       }
       make("text", {x: (left + right) / 2, y: height - 6, "text-anchor": "middle"}, svg).textContent = plot.x_label;
       for (const m of plot.marks) {
