@@ -62,7 +62,7 @@ def test_the_measured_variance_is_that_of_displaced_residuals(launch: Launch, ba
     """Against delta itself, with its reward, row by row."""
     assert launch.algorithm.critics is not None
     critic, target = launch.algorithm.critics
-    w, k = unit_directions(64, 7), 0.3
+    w, k = unit_directions(512, 7)[:32], 0.3
     (found, _) = describe_td_terms(launch, batch, steps=(k,))
     with torch.no_grad():
         deltas = torch.stack(
@@ -79,7 +79,7 @@ def test_the_measured_variance_is_that_of_displaced_residuals(launch: Launch, ba
 def test_the_gap_vanishes_with_k_and_tells_how(launch: Launch, batch: Batch) -> None:
     for one in describe_td_terms(launch, batch):
         gaps = [point["gap"] for point in one["by_step"]]
-        assert gaps[0] > gaps[-1] and gaps[-1] < 0.2 * gaps[0]
+        assert gaps[0] > gaps[-1] and gaps[-1] < 0.3 * gaps[0]
         assert 0.5 < one["gap_order"] < 1.5  # these are ReLU networks
 
 

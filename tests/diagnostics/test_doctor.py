@@ -132,8 +132,10 @@ def curve(held_out: list[float]) -> CloningCurve:
 
 
 def test_when_to_stop_is_read_off_the_curve() -> None:
-    rising = curve([0.5, 0.4, 0.41, 0.5])
+    rising = curve([0.5, 0.4, 0.42, 0.5])
     assert rising.overfits and rising.best == 200 and rising.stop == 400
+    shaking = curve([0.5, 0.01, 0.011, 0.012])
+    assert not shaking.overfits and shaking.best == 200
     falling = curve([0.5, 0.4, 0.3, 0.2])
     assert not falling.overfits and falling.stop == falling.best == 800
 

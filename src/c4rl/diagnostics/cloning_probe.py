@@ -19,7 +19,9 @@ from c4rl.training.launch import Launch
 
 CPU = torch.device("cpu")
 HELD_OUT = 0.2
-FLAT = 0.02  # errors this near to the least, in units of the best constant action's error, are as good as it
+# Errors up to 7.5% above the least count as good as it: scores fall later than held-out errors rise (docs/doctor.md).
+TOLERATED = 0.075
+JITTER = 0.01  # of the best constant action's error: a clone that is nearly perfect does not overfit by shaking
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class CloningCurve:
 
     @property
     def stop(self) -> int:
-        """The last update whose error is as good as the least: later ones only fit noise."""
+        """The last update whose error is as good as the least."""
         return max(u for u, error in zip(self.updates, self.held_out, strict=True) if error <= self.bar)
 
     @property
@@ -48,7 +50,11 @@ class CloningCurve:
 
     @property
     def bar(self) -> float:
-        return min(self.held_out) + FLAT * self.mean_action
+        return bar_above(min(self.held_out), self.mean_action)
+
+
+def bar_above(least: float, mean_action: float) -> float:
+    return max((1 + TOLERATED) * least, least + JITTER * mean_action)
 
 
 def probe_cloning(
@@ -78,7 +84,7 @@ def probe_cloning(
             )
             seen.append((update, held_out, training))
             least = min(seen, key=lambda point: point[1])
-            if late or (held_out > least[1] + 2 * FLAT * constant and update > 2 * least[0]):
+            if late or (held_out > bar_above(least[1], constant) and update > 2 * least[0]):
                 break
     return CloningCurve(
         updates=[u for u, _, _ in seen],

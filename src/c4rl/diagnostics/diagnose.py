@@ -24,7 +24,6 @@ from c4rl.training.restore import restore
 
 FILE = "diagnostics.json"  # in the run folder; `c4rl report` shows it
 TERMS = ("A", "B", "C", "variance", "cross_share", "base_variance")
-PERTURBED = 256  # rows: each is evaluated at every direction and step
 
 
 def diagnose(folder: Path, run: str | None = None, size: int = 1024) -> dict[str, Any]:
@@ -33,8 +32,7 @@ def diagnose(folder: Path, run: str | None = None, size: int = 1024) -> dict[str
     critics_of(launch)  # refuses algorithms without one
     sample = sample_rows(launch, size)
     facts = row_facts(preparation.train, sample.rows)
-    few = sample_rows(launch, min(size, PERTURBED)).batch
-    terms, cosines = describe_td_terms(launch, few), gradient_cosines(launch, sample.batch)
+    terms, cosines = describe_td_terms(launch, sample.batch), gradient_cosines(launch, sample.batch)
     values = describe_q(launch, sample.batch)
     g_next, g = gradient_pairs(launch, sample.batch)
     lines, bounds = read_metrics(folder), value_bound(launch)

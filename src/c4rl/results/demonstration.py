@@ -12,6 +12,7 @@ from rich.table import Table
 from c4rl.algorithms.td3_bc import TD3BCConfig
 from c4rl.core.errors import InputError
 from c4rl.data.recording import record
+from c4rl.diagnostics.diagnose import diagnose, save
 from c4rl.environments.evaluation import rollout
 from c4rl.environments.making import make_environment
 from c4rl.environments.tasks import Task, get_task, missing
@@ -19,6 +20,7 @@ from c4rl.jobs.config import empty_config
 from c4rl.plugins.c4.plugin import C4Config
 from c4rl.results.maze_figure import Panel, maze_figure, value_grid
 from c4rl.results.policies import load_policy
+from c4rl.results.report import write_report
 from c4rl.training.loop import train
 from c4rl.training.restore import restore
 from c4rl.training.run_directory import check_new_output
@@ -67,7 +69,12 @@ def demonstrate(folder: Path, task: str, size: int, updates: int, seeds: tuple[i
     picture = folder / "maze.png"
     maze_figure(chosen, panels, picture, title=f"{chosen.name}: {size:,} logged transitions, {updates:,} updates")
     _print(console, chosen, results, episodes)
+    for config in jobs.values():
+        save(diagnose(config.output), config.output)
+    page = folder / "report.html"
+    write_report([config.output for config in jobs.values()], page, [(picture, "Trajectories over the value function")])
     console.print(f"picture: {picture}", highlight=False)
+    console.print(f"report: {page} (open it in a browser)", highlight=False)
     console.print(f"{time.monotonic() - began:.0f} s in all", highlight=False)
 
 
