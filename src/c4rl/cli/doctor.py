@@ -21,7 +21,7 @@ class Flags(Options):
     """New page with the same and more, which opens from disk."""
     probe: bool = True
     """Train small networks to see when cloning overfits and what the critic's gradients look like."""
-    seconds: float = option(80.0, above=0, at_most=86_400)
+    seconds: float = option(110.0, above=0, at_most=86_400)
     """The most that the probe takes."""
     action_low: tuple[float, ...] | None = option(None, at_least=-1e9, at_most=1e9)
     """Lower action bounds."""
@@ -34,10 +34,7 @@ class Flags(Options):
 
 
 def doctor(arguments: Arguments) -> int:
-    """Examine a dataset: faults, coverage, returns, when cloning overfits, and settings with reasons.
-
-    Exit code 1 if a fault is found.
-    """
+    """Examine a dataset: faults (exit code 1), coverage, returns, when cloning overfits, and settings with reasons."""
     flags = parse_as(Flags, "doctor", arguments, doctor.__doc__)
 
     from c4rl.data.loading import load_for_task

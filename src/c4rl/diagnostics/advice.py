@@ -7,7 +7,7 @@ from c4rl.diagnostics.cloning_probe import CloningCurve
 GAIN = 0.15  # of the best return: what weighting by returns must add to the mean to be worth its lost rows
 # On eight D4RL sets of about 10,000 rows, weighting raised the scores of those whose mean it lifts by more than this
 # and lowered those of the others (docs/doctor.md).
-LEAST_ROWS = 1000  # effective rows that weighting must leave
+LEAST_ROWS, LEAST_SHARE = 1000, 0.25  # effective rows that weighting must leave, or share of them
 TEMPERATURE = 0.1
 
 
@@ -17,7 +17,7 @@ class Setting(NamedTuple):
     reason: str
 
 
-def advise(returns: dict[str, Any], cloning: CloningCurve | None, critic: dict[str, Any] | None) -> list[Setting]:
+def advise(returns: dict[str, Any], cloning: CloningCurve | None) -> list[Setting]:
     """What this dataset suggests. A preset that sets itself by the data may take its values from here."""
     settings = [_weighting(returns)]
     if cloning is not None:
@@ -25,13 +25,6 @@ def advise(returns: dict[str, Any], cloning: CloningCurve | None, critic: dict[s
     settings.append(
         Setting("normalise observations", "yes", "Raw observations cost cloning most of its score on Hopper.")
     )
-    if critic is not None:
-        found = critic["clusters"]["effective_clusters"]
-        reason = (
-            f"The gradients of a briefly trained critic form {found} cluster{'' if found == 1 else 's'} that hold 2% "
-            "of the rows or more."
-        )
-        settings.append(Setting("K of C4", str(max(found, 1)), reason))
     return settings
 
 
@@ -49,7 +42,7 @@ def _weighting(returns: dict[str, Any]) -> Setting:
         return Setting(name, "no", "All trajectories have the same return.")
     if gain < GAIN * abs(returns["best"]):
         return Setting(name, "no", f"{facts}: too little gain.")
-    if chosen["effective_rows"] < LEAST_ROWS:
+    if chosen["effective_rows"] < min(LEAST_ROWS, LEAST_SHARE * returns["rows"]):
         return Setting(name, "mildly", f"{facts}: too few, so raise the temperature to 0.3.")
     return Setting(name, "yes", f"{facts}.")
 

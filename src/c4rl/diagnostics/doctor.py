@@ -43,7 +43,7 @@ class Examination:
 
 
 def examine(
-    dataset: Dataset, task: Task, probe: bool = True, seconds: float = 80.0, updates: int = 40_000
+    dataset: Dataset, task: Task, probe: bool = True, seconds: float = 110.0, updates: int = 40_000
 ) -> Examination:
     """seconds, updates: the most that the probe takes."""
     began = time.monotonic()
@@ -60,7 +60,7 @@ def examine(
                 critic = probe_critic(dataset, min(updates, 2000), CRITIC_SHARE * seconds)
         finally:
             torch.set_num_threads(threads)
-    settings = advise(returns, cloning, critic)
+    settings = advise(returns, cloning)
     return Examination(description, findings, coverage, returns, cloning, critic, settings, time.monotonic() - began)
 
 
@@ -123,7 +123,8 @@ def cloning_sentences(curve: CloningCurve) -> list[str]:
     else:
         out.append(f"It does not overfit within {curve.updates[-1]:,} updates.")
     if curve.held_out_trajectories < 3:
-        out.append(f"Only {curve.held_out_trajectories} held-out trajectories: the curve depends on which.")
+        held = "trajectory is" if curve.held_out_trajectories == 1 else "trajectories are"
+        out.append(f"Only {curve.held_out_trajectories} {held} held out: the curve depends on which.")
     return out
 
 
