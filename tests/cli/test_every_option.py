@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import pytest
 
-from c4rl.cli import data, demo, evaluate, export
+from c4rl.cli import clusters, data, demo, diagnose, doctor, evaluate, export, report, watch
 from c4rl.cli.train import config_of
 from c4rl.core.declarations import check_value, declaration, expected, flag_of, is_tuple, plain_name
 from c4rl.core.errors import InputError
@@ -52,6 +52,11 @@ OWNERS = [
     Owner("data record", data.RecordFlags, ("data", "record", "maze2d-open-v0", "--output", "new.npz")),
     Owner("data info", data.InfoFlags, ("data", "info", "absent.npz")),
     Owner("demo", demo.Flags, ("demo", "--output", "job")),
+    Owner("doctor", doctor.Flags, ("doctor", "absent.npz")),
+    Owner("diagnose", diagnose.Flags, ("diagnose", "absent")),
+    Owner("clusters", clusters.Flags, ("clusters", "absent")),
+    Owner("watch", watch.Flags, ("watch", "absent")),
+    Owner("report", report.Flags, ("report", "absent")),
 ]
 
 

@@ -17,7 +17,7 @@ from c4rl.diagnostics.gradients import gradient_pairs, sample_rows
 from c4rl.diagnostics.metrics import read_metrics
 from c4rl.diagnostics.q_health import describe_q
 from c4rl.diagnostics.spectra import describe_spectrum
-from c4rl.diagnostics.td_terms import describe_td_terms, unit_directions
+from c4rl.diagnostics.td_terms import describe_td_terms, measured_variance, order_of, paired_directions, terms_of_rows
 from c4rl.training.launch import Launch
 from tests.cli.support import SMALL, listing, run, save_npz
 from tests.helpers import advance, make_launch, small_config, small_dataset, with_trajectories
@@ -62,7 +62,7 @@ def test_the_measured_variance_is_that_of_displaced_residuals(launch: Launch, ba
     """Against delta itself, with its reward, row by row."""
     assert launch.algorithm.critics is not None
     critic, target = launch.algorithm.critics
-    w, k = unit_directions(512, 7)[:32], 0.3
+    w, k = paired_directions(512, 7)[:32], 0.3
     (found, _) = describe_td_terms(launch, batch, steps=(k,))
     with torch.no_grad():
         deltas = torch.stack(
@@ -79,8 +79,30 @@ def test_the_measured_variance_is_that_of_displaced_residuals(launch: Launch, ba
 def test_the_gap_vanishes_with_k_and_tells_how(launch: Launch, batch: Batch) -> None:
     for one in describe_td_terms(launch, batch):
         gaps = [point["gap"] for point in one["by_step"]]
-        assert gaps[0] > gaps[-1] and gaps[-1] < 0.3 * gaps[0]
+        assert gaps == sorted(gaps, reverse=True) and gaps[-1] < 0.3 * gaps[0]
         assert 0.5 < one["gap_order"] < 1.5  # these are ReLU networks
+
+
+def test_the_gap_of_a_smooth_critic_falls_with_the_square_of_k() -> None:
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.randn(7, 20, generator=generator, dtype=torch.float64)
+    x, x_next = torch.randn(2, 1, 30, 7, generator=generator, dtype=torch.float64)
+
+    def value(x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x @ matrix).sum(-1)
+
+    def gradient(x: torch.Tensor) -> torch.Tensor:
+        return ((1 - torch.tanh(x @ matrix).square()) @ matrix.T).unsqueeze(1)
+
+    smooth: Any = SimpleNamespace(at=lambda x: SimpleNamespace(q=value(x).unsqueeze(1)))
+    w, steps = paired_directions(32, 7), (0.1, 0.05, 0.025)
+    A, B, C = terms_of_rows(gradient(x_next), gradient(x), w, 0.9)
+    curve = []
+    for k in steps:
+        linear = k * k * (A + B - C)
+        measured = measured_variance(smooth, smooth, x, x_next, w, k, 0.9)
+        curve.append({"k": k, "gap": float((measured - linear).abs().mean() / linear.mean())})
+    assert order_of(curve) == pytest.approx(2, abs=0.1)
 
 
 def test_the_base_residual_is_that_of_the_theorem(launch: Launch, batch: Batch) -> None:
