@@ -68,6 +68,30 @@ def test_a_run_that_blew_up_is_named(tmp_path: Path) -> None:
     assert "job at update 916: the critic&#x27;s loss is not finite." in text
 
 
+def test_terms_are_shown_with_scores_and_their_rank_correlation(tmp_path: Path) -> None:
+    job = make_folder(tmp_path / "job", seeds=tuple(range(5)))  # a later seed scores more
+    found = {
+        "cosines": {"cosine_with_variance": 0.9, "cosine_with_mean": 0.1},
+        "q": {"bound": 100.0} | {kind: {"mean": 1.0} for kind in ("data", "policy", "random")},
+    }
+    terms = {"variance": 1, "cross_share": 1, "base_variance": 1, "by_step": [], "gap_order": None, "B": 3.0}
+    runs = [found | {"run": f"seed_{i}", "terms": terms | {"A": 10.0 + i, "C": 1.0 - i}} for i in range(5)]
+    (job / "diagnostics.json").write_text(json.dumps({"runs": runs}))
+    assert run("report", job, "--output", tmp_path / "page.html") == 0
+    text = (tmp_path / "page.html").read_text("utf-8")
+    assert "over 5 runs: A +1.00, B +0.00, C -1.00." in text
+    assert ">job, seed_3</th><td>11</td><td>13</td>" in text
+
+
+def test_policies_of_a_maze_are_drawn(tmp_path: Path) -> None:
+    data, job, page = tmp_path / "maze.npz", tmp_path / "job", tmp_path / "page.html"
+    assert run("data", "record", "maze2d-umaze-dense-v1", "--size", "300", "--output", data) == 0
+    usual = ["--dataset", data, "--task", "maze2d-umaze-dense-v1", "--updates", "2", "--eval-every", "2"]
+    assert run("train", *usual, "--eval-episodes", "1", *SMALL, "--threads", "1", "--output", job) == 0
+    assert run("report", job, "--output", page) == 0
+    assert "Policies" in sections_of(page) and "data:image/png;base64," in page.read_text("utf-8")
+
+
 def test_a_job_that_has_just_begun(tmp_path: Path) -> None:
     job = make_folder(tmp_path / "job")
     (job / "metrics.jsonl").write_text("")

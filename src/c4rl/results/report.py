@@ -1,8 +1,11 @@
 """`c4rl report`: one page for a job or a comparison of jobs, from their folders."""
 
+import io
 import json
 import math
+from base64 import b64encode
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -11,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from c4rl.core.errors import InputError
+from c4rl.core.extras import installed
 from c4rl.data.info import describe
 from c4rl.data.loading import load_for_task
 from c4rl.diagnostics.diagnose import FILE as DIAGNOSTICS
@@ -19,15 +23,17 @@ from c4rl.diagnostics.divergence import first_warning
 from c4rl.diagnostics.metrics import read_metrics, values_of
 from c4rl.diagnostics.page import Page, Plot, Series
 from c4rl.diagnostics.q_health import ACTIONS
-from c4rl.environments.tasks import get_task
+from c4rl.environments.tasks import Task, get_task, missing
 from c4rl.jobs.config import TrainConfig, to_json
 from c4rl.jobs.runs import RunKey, dataset_labels, file_name, runs_of
-from c4rl.results.statistics import late_mean, mean_interval
+from c4rl.results.statistics import late_mean, mean_interval, rank_correlation
 from c4rl.training.run_directory import job_config
 
 PLOTTED = 60  # methods; tables have all
 POINTS = 100  # of a curve
 NUMBERS = 16_000  # of a plot, so that the page of a large sweep stays small
+CORRELATED = 5  # runs, before a correlation is shown
+MAZES = 4  # side by side
 LARGEST_CARD = 300 * 2**20  # bytes of a dataset that is read for its card
 CURVES = {  # metric -> (title, log scale)
     "q": ("Mean Q of the batch", False),
@@ -127,7 +133,7 @@ def write_report(folders: Sequence[Path], path: Path, pictures: Sequence[tuple[P
     title = jobs[0].label if len(jobs) == 1 else f"{len(jobs)} jobs compared"
     page = Page(f"c4rl report: {title}", f"{tasks}; {len(methods)} settings, {runs} runs")
     _scores(page, methods)
-    _pictures(page, pictures)
+    _pictures(page, jobs, pictures)
     shown = methods[:PLOTTED]
     _curves(page, "Cross-covariance", shown, {name: (title, False) for name, title in TRACES.items()})
     _inside(page, jobs)
@@ -252,8 +258,18 @@ def _inside(page: Page, jobs: Sequence[Job]) -> None:
         "Theorem 1 at the last checkpoint: Var[delta] ~ A + B - C for small displacements of the critic's input.",
         order_sentence(runs[0][1]["terms"]["gap_order"]),
     )
-    headings = ("run", "A", "B", "C", "A + B - C", "C / (A + B)", "variance of the base residual")
-    page.table(headings, [[f"{label}, {r['run']}", *(r["terms"][name] for name in TERMS)] for label, r in runs])
+    headings = ("run", "late score", "A", "B", "C", "A + B - C", "C / (A + B)", "variance of the base residual")
+    late = _late_scores(jobs)
+    rows = [[f"{label}, {r['run']}", late.get((label, r["run"])), *(r["terms"][n] for n in TERMS)] for label, r in runs]
+    page.table(headings, rows)
+    scored = [row for row in rows if row[1] is not None]
+    if len(scored) >= CORRELATED:
+        found = {
+            name: rank_correlation([row[1] for row in scored], [row[i] for row in scored])
+            for i, name in ((2, "A"), (3, "B"), (4, "C"))
+        }
+        words = ", ".join(f"{name} {value:+.2f}" for name, value in found.items())
+        page.text(f"Rank correlation with the score over {len(scored)} runs: {words}. Few runs say little.")
     steps = [(f"{label}, {r['run']}", r["terms"]["by_step"]) for label, r in runs[:PLOTTED]]
     gaps = [Series(name, [p["k"] for p in points], [p["gap"] for p in points]) for name, points in steps]
     places, names = list(range(len(runs))), [f"{label}, {r['run']}" for label, r in runs]
@@ -269,14 +285,54 @@ def _inside(page: Page, jobs: Sequence[Job]) -> None:
     )
 
 
-def _pictures(page: Page, pictures: Sequence[tuple[Path, str]]) -> None:
-    if pictures:
-        import base64
+def _late_scores(jobs: Sequence[Job]) -> dict[tuple[str, str], float]:
+    """(job, run) -> late score."""
+    found = {}
+    for job in jobs:
+        for method in job.methods:
+            for key, lines in method.runs.items():
+                if scores := Method("", job.folder, method.score, {key: lines}).late():
+                    found[job.label, file_name(key)] = scores[0]
+    return found
 
+
+def _pictures(page: Page, jobs: Sequence[Job], pictures: Sequence[tuple[Path, str]]) -> None:
+    if pictures:
+        found = [(path.read_bytes(), caption) for path, caption in pictures]
+    else:
+        found = [
+            (picture, caption)
+            for task in _mazes(jobs)
+            if (picture := _maze(task, jobs)) is not None
+            for caption in [f"{task.name}: trajectories of each job's first run over its value function"]
+        ]
+    if found:
         page.section("Policies")
-        for path, caption in pictures:
-            data = base64.b64encode(path.read_bytes()).decode()
-            page.picture(f"data:image/png;base64,{data}", caption, caption)
+    for png, caption in found:
+        page.picture(f"data:image/png;base64,{b64encode(png).decode()}", caption, caption)
+
+
+def _mazes(jobs: Sequence[Job]) -> list[Task]:
+    names = dict.fromkeys(job.config.tasks[0] for job in jobs)
+    return [task for name in names if (task := get_task(name)).domain == "maze2d"]
+
+
+def _maze(task: Task, jobs: Sequence[Job]) -> bytes | None:
+    """A PNG of up to four jobs on this maze; None where it cannot be drawn here or they have no checkpoint yet."""
+    if missing(task) is not None or not installed("matplotlib"):
+        return None
+    from c4rl.results.maze_figure import maze_figure
+    from c4rl.results.maze_panel import policy_panel
+
+    panels = []
+    for job in [job for job in jobs if get_task(job.config.tasks[0]) == task][:MAZES]:
+        with suppress(InputError, OSError):  # no checkpoint, no critic, or data that are gone
+            panels.append(policy_panel(job.label, task, job.folder))
+    if not panels:
+        return None
+    picture = io.BytesIO()
+    maze_figure(task, panels, picture)
+    return picture.getvalue()
 
 
 def _timings(page: Page, jobs: Sequence[Job]) -> None:
