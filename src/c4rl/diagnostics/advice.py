@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 from c4rl.diagnostics.cloning_probe import CloningCurve
+from c4rl.diagnostics.page import number
 
 GAIN = 0.15  # of the best return: what weighting by returns must add to the mean to be worth its lost rows
 # On eight D4RL sets of about 10,000 rows, weighting raised the scores of those whose mean it lifts by more than this
@@ -29,10 +30,8 @@ def advise(returns: dict[str, Any], cloning: CloningCurve | None) -> list[Settin
 
 
 def _weighting(returns: dict[str, Any]) -> Setting:
-    name, chosen = (
-        "weight rows by returns",
-        next(kept for kept in returns["weighted"] if kept["temperature"] == TEMPERATURE),
-    )
+    name = "weight rows by returns"
+    chosen = next(kept for kept in returns["weighted"] if kept["temperature"] == TEMPERATURE)
     gain = chosen["mean"] - returns["uniform_mean"]
     facts = (
         f"At temperature {TEMPERATURE:g} the rows' mean return goes from {returns['uniform_mean']:.1f} to "
@@ -48,18 +47,11 @@ def _weighting(returns: dict[str, Any]) -> Setting:
 
 
 def _stop(cloning: CloningCurve) -> Setting:
-    name, how = (
-        "stop cloning at",
-        ", ".join(
-            f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
-            for key, value in cloning.settings.items()
-        ),
-    )
-    if cloning.overfits:
-        reason = (
-            f"The held-out action error is least at update {cloning.best:,} and clearly higher after {cloning.stop:,} "
-            f"({how})."
-        )
-        return Setting(name, f"about {cloning.stop:,} updates", reason)
-    reason = f"The held-out action error still falls, or is flat, at update {cloning.updates[-1]:,} ({how})."
-    return Setting(name, f"{cloning.updates[-1]:,} updates or later", reason)
+    how = ", ".join(f"{key} {number(value)}" for key, value in cloning.settings.items())
+    last = cloning.updates[-1]
+    if not cloning.overfits:
+        reason = f"The held-out action error still falls, or is flat, at update {last:,} ({how})."
+        return Setting("stop cloning at", f"{last:,} updates or later", reason)
+    rounded = float(f"{cloning.stop:.2g}")  # the probe knows no more
+    reason = f"The held-out action error is least at update {cloning.best:,} and clearly higher after that ({how})."
+    return Setting("stop cloning at", f"about {rounded:,.0f} updates", reason)

@@ -17,6 +17,7 @@ from rich.text import Text
 from c4rl.core.errors import InputError
 from c4rl.diagnostics.divergence import first_warning
 from c4rl.jobs.config import TrainConfig
+from c4rl.jobs.registry import algorithm_class
 from c4rl.jobs.runs import RunKey, key_of, runs_of
 from c4rl.training.display import number
 from c4rl.training.run_directory import job_config
@@ -64,6 +65,8 @@ class JobView:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.config: TrainConfig = job_config(folder)
+        plan = algorithm_class(self.config.algorithm).plan(self.config.options, self.config.updates)
+        self.total = sum(stage.updates for stage in plan)
         self.follower = Follower(folder / "metrics.jsonl")
         self._clear()
         self._first: tuple[float, int] | None = None  # when watching began, and at which update
@@ -128,13 +131,12 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def _status(view: JobView) -> str:
-    total = view.config.updates
     if view.finished:
         timing = (view.summary or {}).get("timing", {})
         return f"finished in {timing.get('total_seconds', 0):,.0f} s"
     speed = view.speed()
     if speed is not None:
-        left = max(total - view.update, 0) / speed
+        left = max(view.total - view.update, 0) / speed
         return f"{speed:,.1f} updates/s, {left:,.0f} s left"
     quiet = view.quiet_seconds()
     return f"no new line for {quiet:,.0f} s: interrupted?" if quiet > QUIET else "waiting for the next line"
@@ -146,7 +148,7 @@ def _mean(values: list[float]) -> float | None:
 
 def render(view: JobView, rows: int = 10_000) -> RenderableType:
     """rows: the most of the table; the best groups are shown where runs are more."""
-    config, total = view.config, max(view.config.updates, view.update, 1)
+    config = view.config
     title = " + ".join([config.algorithm, *(name for name in config.plugins if name != "none")])
     grouped: dict[str, list[tuple[RunKey, RunView]]] = {}
     for key, run in view.runs.items():
@@ -183,8 +185,8 @@ def render(view: JobView, rows: int = 10_000) -> RenderableType:
         )
     left = len(names) - len(shown)
     bar = Table.grid(padding=(0, 1))
-    reached = f"{view.update:,} of {config.updates:,} updates"
-    bar.add_row(ProgressBar(total=total, completed=view.update, width=30), reached, _status(view))
+    reached = f"{view.update:,} of {view.total:,} updates"
+    bar.add_row(ProgressBar(total=max(view.total, 1), completed=view.update, width=30), reached, _status(view))
     more = [Text(f"and {left:,} more, with lower scores", style="dim")] if left > 0 else []
     return Group(table, *more, bar)
 
