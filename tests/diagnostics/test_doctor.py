@@ -115,12 +115,25 @@ def test_weighting_is_advised_where_it_lifts_the_mean_and_leaves_rows(tmp_path: 
             trajectory_ids=ids,
         )
         dataset = load_dataset(tmp_path / "data.npz")
-        return advise(describe_returns(dataset, get_task("none")), None)[0].value
+        return advise(describe_returns(dataset, get_task("none")), describe_coverage(dataset), None)[0].value
 
     assert advice([1500] * 4, [100, 90, 10, 0]) == "yes"
     assert advice([1500] * 4, [100, 99, 98, 97]) == "no"
     assert advice([1500] * 4, [7, 7, 7, 7]) == "no"
     assert advice([300, 1500, 1500], [100, 10, 0]) == "mildly"  # 300 rows would be left
+
+
+def test_observations_of_different_scales_are_to_be_normalised(tmp_path: Path) -> None:
+    arrays = sound_arrays()
+    values = []
+    for factor in (1.0, 50.0):
+        scale = np.array([1, 1, 1, 1, factor], np.float32)
+        scaled = {name: arrays[name] * scale for name in ("observations", "next_observations")}
+        np.savez(tmp_path / "data.npz", **arrays | scaled)
+        dataset = load_dataset(tmp_path / "data.npz")
+        (*_, setting) = advise(describe_returns(dataset, get_task("none")), describe_coverage(dataset), None)
+        values.append(setting.value)
+    assert values == ["no need", "yes"]
 
 
 # -- the probes

@@ -27,6 +27,12 @@ def spectrum(rows: Array) -> Array:
     return np.clip(np.linalg.eigvalsh(np.cov(rows.T.astype(np.float64)).reshape(rows.shape[1], -1))[::-1], 0, None)
 
 
+def _scale_ratio(observations: Array) -> float:
+    """The largest standard deviation against the smallest, of columns that vary."""
+    varying = observations[:, observations.min(0) < observations.max(0)].std(axis=0, dtype=np.float64)
+    return float(varying.max() / varying.min()) if len(varying) else 1.0
+
+
 def describe_coverage(dataset: Dataset, seed: int = 0) -> dict[str, Any]:
     """Numbers on normalised observations, and on actions scaled to [-1, 1].
 
@@ -47,7 +53,7 @@ def describe_coverage(dataset: Dataset, seed: int = 0) -> dict[str, Any]:
         "action_effective_dimension": participation_ratio(action_values),
         "action_spread": actions.std(axis=0).tolist(),
         "state_spectrum": (state_values / max(state_values.sum(), 1e-12)).tolist(),
-        "rows_per_dimension": len(dataset) / dataset.observation_dim,
+        "scale_ratio": _scale_ratio(dataset.observations),
         "novelty": None,
         "neighbour_action_rmse": None,
     }

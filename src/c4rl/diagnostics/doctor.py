@@ -60,7 +60,7 @@ def examine(
                 critic = probe_critic(dataset, min(updates, 2000), CRITIC_SHARE * seconds)
         finally:
             torch.set_num_threads(threads)
-    settings = advise(returns, cloning)
+    settings = advise(returns, coverage, cloning)
     return Examination(description, findings, coverage, returns, cloning, critic, settings, time.monotonic() - began)
 
 
