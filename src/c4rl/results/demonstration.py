@@ -14,8 +14,7 @@ from c4rl.diagnostics.diagnose import diagnose, save
 from c4rl.environments.tasks import Task, get_task, missing
 from c4rl.jobs.config import empty_config
 from c4rl.plugins.c4.plugin import C4Config
-from c4rl.results.maze_figure import maze_figure
-from c4rl.results.maze_panel import policy_panel
+from c4rl.results.maze_panel import draw_policies
 from c4rl.results.report import write_report
 from c4rl.training.loop import train
 from c4rl.training.run_directory import check_new_output
@@ -58,10 +57,8 @@ def demonstrate(folder: Path, task: str, size: int, updates: int, seeds: tuple[i
     record(task, size, 0, data)
     console.print(f"recorded {size:,} transitions of {chosen.name}: {data}", highlight=False)
     results = {title: train(config, console) for title, config in jobs.items()}
-    panels = [policy_panel(title, chosen, config.output) for title, config in jobs.items()]
-
-    picture = folder / "maze.png"
-    maze_figure(chosen, panels, picture, title=f"{chosen.name}: {size:,} logged transitions, {updates:,} updates")
+    picture, title = folder / "maze.png", f"{chosen.name}: {size:,} logged transitions, {updates:,} updates"
+    draw_policies(chosen, {name: config.output for name, config in jobs.items()}, picture, title)
     _print(console, chosen, results, episodes)
     for config in jobs.values():
         save(diagnose(config.output), config.output)

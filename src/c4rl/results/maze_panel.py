@@ -1,6 +1,8 @@
 """What a policy trained on Maze2D does: its trajectories over its value function."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import torch
@@ -10,7 +12,7 @@ from c4rl.environments.evaluation import rollout
 from c4rl.environments.making import make_environment
 from c4rl.environments.tasks import Task
 from c4rl.jobs.runs import file_name, runs_of
-from c4rl.results.maze_figure import Panel, value_grid
+from c4rl.results.maze_figure import Panel, maze_figure, value_grid
 from c4rl.results.policies import load_policy
 from c4rl.training.restore import restore
 from c4rl.training.run_directory import job_config
@@ -18,7 +20,12 @@ from c4rl.training.run_directory import job_config
 TRAJECTORIES = 12
 
 
-def policy_panel(title: str, task: Task, job: Path) -> Panel:
+def draw_policies(task: Task, jobs: Mapping[str, Path], path: str | Path | IO[bytes], title: str = "") -> None:
+    """The first run of each job, by its title, side by side."""
+    maze_figure(task, [_panel(name, task, job) for name, job in jobs.items()], path, title)
+
+
+def _panel(title: str, task: Task, job: Path) -> Panel:
     """Of the job's first run, over V(s) = min Q(s, π(s)) at rest."""
     run = file_name(runs_of(job_config(job))[0].key)
     launch, preparation, config = restore(job, run=run)

@@ -5,7 +5,6 @@ import json
 import math
 from base64 import b64encode
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -318,20 +317,17 @@ def _mazes(jobs: Sequence[Job]) -> list[Task]:
 
 
 def _maze(task: Task, jobs: Sequence[Job]) -> bytes | None:
-    """A PNG of up to four jobs on this maze; None where it cannot be drawn here or they have no checkpoint yet."""
+    """A PNG of up to four jobs on this maze; None where one of them cannot be drawn."""
     if missing(task) is not None or not installed("matplotlib"):
         return None
-    from c4rl.results.maze_figure import maze_figure
-    from c4rl.results.maze_panel import policy_panel
+    from c4rl.results.maze_panel import draw_policies
 
-    panels = []
-    for job in [job for job in jobs if get_task(job.config.tasks[0]) == task][:MAZES]:
-        with suppress(InputError, OSError):  # no checkpoint, no critic, or data that are gone
-            panels.append(policy_panel(job.label, task, job.folder))
-    if not panels:
-        return None
+    shown = [job for job in jobs if get_task(job.config.tasks[0]) == task][:MAZES]
     picture = io.BytesIO()
-    maze_figure(task, panels, picture)
+    try:
+        draw_policies(task, {job.label: job.folder for job in shown}, picture)
+    except (InputError, OSError):  # no checkpoint yet, no critic, or data that are gone
+        return None
     return picture.getvalue()
 
 
