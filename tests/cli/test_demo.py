@@ -24,6 +24,10 @@ def test_the_table_and_the_picture_are_those_of_the_stored_jobs(tmp_path: Path, 
     picture = imread(folder / "maze.png")
     assert min(picture.shape[:2]) > 200 and picture.std() > 0.05, "a picture of some size, not blank"
     assert str(folder / "maze.png") in printed.replace("\n", "")
+    page = (folder / "report.html").read_text("utf-8")
+    assert str(folder / "report.html") in printed.replace("\n", "")
+    assert "data:image/png;base64," in page and "Inside the critic" in page
+    assert all(job.name in page for job in jobs) and len(page) < 3e6
 
 
 def test_a_second_demo_leaves_the_first_alone(

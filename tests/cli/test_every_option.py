@@ -15,7 +15,20 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import pytest
 
-from c4rl.cli import bench, data, demo, evaluate, export, figure, table
+from c4rl.cli import (
+    bench,
+    clusters,
+    data,
+    demo,
+    diagnose,
+    doctor,
+    evaluate,
+    export,
+    figure,
+    report,
+    table,
+    watch,
+)
 from c4rl.cli.train import config_of
 from c4rl.core.declarations import check_value, declaration, expected, flag_of, is_tuple, plain_name
 from c4rl.core.errors import InputError
@@ -60,6 +73,11 @@ OWNERS = [
     Owner("bench table", bench.TableFlags, ("bench", "table", "main", "--dry")),
     Owner("bench pages", bench.PagesFlags, ("bench", "pages", "absent.md")),
     Owner("bench speed", SpeedOptions, ("bench", "speed")),
+    Owner("doctor", doctor.Flags, ("doctor", "absent.npz")),
+    Owner("diagnose", diagnose.Flags, ("diagnose", "absent")),
+    Owner("clusters", clusters.Flags, ("clusters", "absent")),
+    Owner("watch", watch.Flags, ("watch", "absent")),
+    Owner("report", report.Flags, ("report", "absent")),
 ]
 
 

@@ -11,6 +11,7 @@ from c4rl.results.statistics import (
     mean_interval,
     performance_profile,
     probability_of_improvement,
+    rank_correlation,
     student_quantile,
 )
 
@@ -92,3 +93,13 @@ def test_the_late_mean_is_over_the_second_half() -> None:
     assert late_mean(np.array([0.0, 0.0, 10.0, 20.0])) == 15
     assert late_mean(np.array([1.0, 2.0, 3.0])) == 2.5
     assert late_mean(np.array([7.0])) == 7
+
+
+def test_rank_correlation_is_spearmans() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    rng = np.random.default_rng(0)
+    for _ in range(10):
+        x, y = rng.integers(0, 6, (2, 12)).astype(float)  # with ties
+        assert rank_correlation(x, y) == pytest.approx(stats.spearmanr(x, y).statistic)
+    assert rank_correlation([1, 2, 3], [10, 20, 900]) == 1 and rank_correlation([1, 2, 3], [3, 2, 1]) == -1
+    assert rank_correlation([1, 1, 1], [1, 2, 3]) == 0

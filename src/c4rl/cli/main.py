@@ -8,7 +8,22 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.table import Table
 
-from c4rl.cli import bench, data, demo, evaluate, export, figure, table, tasks, train
+from c4rl.cli import (
+    bench,
+    clusters,
+    data,
+    demo,
+    diagnose,
+    doctor,
+    evaluate,
+    export,
+    figure,
+    report,
+    table,
+    tasks,
+    train,
+    watch,
+)
 from c4rl.cli.parsing import Arguments
 from c4rl.core.errors import InputError
 from c4rl.core.extras import how_to_install
@@ -20,10 +35,15 @@ COMMANDS: dict[str, Callable[[Arguments], int]] = {
     "data info": data.info,
     "data convert": data.convert,
     "data fetch": data.fetch,
+    "doctor": doctor.doctor,
     "tasks": tasks.tasks,
     "train": train.train,
     "evaluate": evaluate.evaluate,
     "export": export.export,
+    "diagnose": diagnose.diagnose,
+    "clusters": clusters.clusters,
+    "watch": watch.watch,
+    "report": report.report,
     "table": table.table,
     "figure": figure.figure,
     "bench table": bench.table,

@@ -83,54 +83,60 @@ def _some(indices: Array, limit: int = 8) -> str:
     return shown + (f" and {len(indices) - limit} more" if len(indices) > limit else "")
 
 
-def _warnings(dataset: Dataset, description: dict[str, Any]) -> list[str]:
-    """One sentence on each thing that looks wrong."""
-    found: list[str] = []
+def findings(dataset: Dataset, description: dict[str, Any]) -> dict[str, str]:
+    """What looks wrong, by its name: one sentence each."""
+    found: dict[str, str] = {}
     rows, lengths = description["rows"], description["lengths"]
 
     _, std = _moments(dataset.observations)
     constant = np.flatnonzero(dataset.observations.min(axis=0) == dataset.observations.max(axis=0))
     if rows > 1 and len(constant):
-        found.append(f"{len(constant)} observation columns never change (columns {_some(constant)}).")
+        found["constant_observations"] = (
+            f"{len(constant)} observation columns never change (columns {_some(constant)})."
+        )
     varying = np.delete(std, constant)
     if len(varying) and varying.max() > SCALE_RATIO * varying.min():
-        found.append(
+        found["scales"] = (
             f"Observation columns differ in scale by a factor of {varying.max() / varying.min():.0e}: normalise states."
         )
     for name in ("observations", "next_observations", "rewards"):
         extremes = description["ranges"][name]
         largest = max(abs(extremes["min"]), abs(extremes["max"]))
         if largest > OUTLIER:
-            found.append(f"'{name}' holds values as large as {largest:.1e}.")
+            found[f"large_{name}"] = f"'{name}' holds values as large as {largest:.1e}."
 
     rewards = description["ranges"]["rewards"]
     if rewards["min"] == rewards["max"]:
-        found.append(f"All rewards are {rewards['min']:g}: there is nothing to learn from them.")
+        found["constant_rewards"] = f"All rewards are {rewards['min']:g}: there is nothing to learn from them."
     smallest, largest = dataset.actions.min(axis=0), dataset.actions.max(axis=0)
     unused = np.flatnonzero(smallest == largest)
     if rows > 1 and len(unused):
-        found.append(f"{len(unused)} action components never change (components {_some(unused)}).")
+        found["constant_actions"] = f"{len(unused)} action components never change (components {_some(unused)})."
     filled = (largest - smallest) / (dataset.action_high - dataset.action_low)
     narrow = np.flatnonzero((filled < 0.1) & (smallest < largest))
     if rows >= 100 and len(narrow):
-        found.append(f"Action components {_some(narrow)} use less than 10% of their bounds: are the bounds right?")
+        found["narrow_actions"] = (
+            f"Action components {_some(narrow)} use less than 10% of their bounds: are the bounds right?"
+        )
     if rows >= 100 and all(len(np.unique(column)) <= 3 for column in dataset.actions[:10_000].T):
-        found.append("Actions take three values or fewer per component: they look discrete.")
+        found["discrete_actions"] = "Actions take three values or fewer per component: they look discrete."
     if description["action_saturation"] > 0.5:
-        found.append(f"{description['action_saturation']:.0%} of the action numbers lie at their bounds.")
+        found["saturated_actions"] = (
+            f"{description['action_saturation']:.0%} of the action numbers lie at their bounds."
+        )
 
     if description["trajectories"] == 1 and not description["terminals"] and rows > 1:
-        found.append("No terminal and no time-out is marked before the last row: all rows form one trajectory.")
+        found["no_ends"] = "No terminal and no time-out is marked before the last row: all rows form one trajectory."
     if lengths["one_row"]:
-        found.append(f"{lengths['one_row']} of {description['trajectories']} trajectories have a single row.")
+        found["one_row"] = f"{lengths['one_row']} of {description['trajectories']} trajectories have a single row."
     disagreements = _disagreements(dataset)
     if disagreements:
-        found.append(
+        found["disagreements"] = (
             f"{disagreements} next observations differ from the following row's observation inside a trajectory."
         )
     if description["duplicates"]:
         share = description["duplicates"] / rows
-        found.append(f"{description['duplicates']} rows ({share:.1%}) repeat an earlier row exactly.")
+        found["duplicate_rows"] = f"{description['duplicates']} rows ({share:.1%}) repeat an earlier row exactly."
     return found
 
 
@@ -172,7 +178,7 @@ def describe(dataset: Dataset, task: TaskLike | None = None) -> dict[str, Any]:
         "duplicates": _duplicates(dataset),
         "notes": list(dataset.notes),
     }
-    description["warnings"] = _warnings(dataset, description)
+    description["warnings"] = list(findings(dataset, description).values())
     return description
 
 

@@ -4,27 +4,22 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from rich.console import Console
 from rich.table import Table
 
 from c4rl.algorithms.td3_bc import TD3BCConfig
 from c4rl.core.errors import InputError
 from c4rl.data.recording import record
-from c4rl.environments.evaluation import rollout
-from c4rl.environments.making import make_environment
+from c4rl.diagnostics.diagnose import diagnose, save
 from c4rl.environments.tasks import Task, get_task, missing
 from c4rl.jobs.config import empty_config
 from c4rl.plugins.c4.plugin import C4Config
-from c4rl.results.maze_figure import Panel, maze_figure, value_grid
-from c4rl.results.policies import load_policy
+from c4rl.results.maze_panel import draw_policies
+from c4rl.results.report import write_report
 from c4rl.training.loop import train
-from c4rl.training.restore import restore
 from c4rl.training.run_directory import check_new_output
 from c4rl.training.summary import failed_runs, show_std
 
-TRAJECTORIES = 12  # drawn per panel
 # Smaller networks and larger steps than the paper's, so that two minutes are enough to learn something. Chosen from
 # eight settings by TD3+BC's scores on this very maze and these seeds: a demonstration, not a comparison of methods.
 OPTIONS = TD3BCConfig(hidden_layers=2, hidden_width=128, actor_lr=1e-3, critic_lr=1e-3, tau=0.01, alpha=5.0)
@@ -66,33 +61,17 @@ def demonstrate(folder: Path, task: str, size: int, updates: int, seeds: tuple[i
     if failed := [f"{title}: {words}" for title, found in results.items() if (words := failed_runs(found)) is not None]:
         console.print("\n".join(failed), highlight=False, soft_wrap=True)
         return 1
-    panels = [_panel(title, chosen, config.output) for title, config in jobs.items()]
-
-    picture = folder / "maze.png"
-    maze_figure(chosen, panels, picture, title=f"{chosen.name}: {size:,} logged transitions, {updates:,} updates")
+    picture, title = folder / "maze.png", f"{chosen.name}: {size:,} logged transitions, {updates:,} updates"
+    draw_policies(chosen, {name: config.output for name, config in jobs.items()}, picture, title)
     _print(console, chosen, results, episodes)
+    for config in jobs.values():
+        save(diagnose(config.output), config.output)
+    page = folder / "report.html"
+    write_report([config.output for config in jobs.values()], page, [(picture, "Trajectories over the value function")])
     console.print(f"picture: {picture}", highlight=False)
+    console.print(f"report: {page} (open it in a browser)", highlight=False)
     console.print(f"{time.monotonic() - began:.0f} s in all", highlight=False)
     return 0
-
-
-def _panel(title: str, task: Task, job: Path) -> Panel:
-    """Trajectories of the first seed's policy over its value function V(s) = min Q(s, π(s)) at rest."""
-    launch, preparation, config = restore(job)
-    policy = load_policy(job, seed=config.seeds[0])
-    environment = make_environment(task)
-    seeds = range(config.eval_seed, config.eval_seed + TRAJECTORIES)
-    trajectories = [rollout(environment, policy, seed)["observations"][:, :2] for seed in seeds]
-    environment.close()
-    positions = value_grid(task)  # [..., 2]
-    states = np.concatenate([positions, np.zeros_like(positions)], axis=-1).reshape(-1, 4)
-    scaling = preparation.scaling
-    normalised = torch.tensor((states - scaling.observation_mean) / scaling.observation_std, dtype=torch.float32)
-    observations = normalised.expand(len(config.seeds), -1, -1)
-    assert launch.algorithm.critics is not None
-    with torch.no_grad():
-        q = launch.algorithm.critics[0](observations, launch.algorithm.act(observations)).q[0].amin(0)
-    return Panel(title, trajectories, q.numpy().reshape(positions.shape[:-1]))
 
 
 def _print(console: Console, task: Task, results: dict[str, dict[str, Any]], episodes: int) -> None:

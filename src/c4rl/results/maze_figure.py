@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -39,8 +40,8 @@ def value_grid(task: Task) -> Array:
     return np.stack(np.meshgrid(x, y, indexing="ij"), axis=-1)
 
 
-def maze_figure(task: Task, panels: Sequence[Panel], path: str | Path, title: str = "") -> None:
-    """Draw the panels side by side on one colour scale and write them to `path`."""
+def maze_figure(task: Task, panels: Sequence[Panel], path: str | Path | IO[bytes], title: str = "") -> None:
+    """Draw the panels side by side on one colour scale and write them to `path`, a file or a stream."""
     maze, grid = _maze(task), value_grid(task)
     free = ~np.kron(maze.walls, np.ones((POINTS_PER_CELL, POINTS_PER_CELL), bool))
     values = [

@@ -5,7 +5,7 @@ Point estimates and the bootstrap follow Agarwal et al. (2021), whose rliable is
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -44,6 +44,18 @@ def probability_of_improvement(scores: Array, others: Array) -> Any:
 def performance_profile(scores: Array, thresholds: Array) -> Array:
     """The share of runs that score above each threshold, [..., thresholds]."""
     return np.mean(_pooled(scores)[..., None, :] > np.asarray(thresholds)[:, None], axis=-1)
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
+    """Spearman's: the correlation of ranks, equal values sharing their mean rank; 0 where one of them never changes."""
+    ranks = []
+    for values in (np.asarray(first, float), np.asarray(second, float)):
+        below = (values[:, None] > values).sum(1)
+        equal = (values[:, None] == values).sum(1)
+        ranks.append(below + (equal - 1) / 2)
+    x, y = (rank - rank.mean() for rank in ranks)
+    spread = math.sqrt(float(x @ x) * float(y @ y))
+    return float(x @ y) / spread if spread > 0 else 0.0
 
 
 def mean_interval(values: Array, level: float = 0.95) -> Interval:

@@ -1,0 +1,39 @@
+"""`c4rl clusters`: pictures of a critic's gradient clusters."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from c4rl.cli.parsing import Arguments, parse_as
+from c4rl.core.declarations import Options, option
+
+
+@dataclass(frozen=True)
+class Flags(Options):
+    folder: tyro.conf.Positional[Path]
+    """A job's folder; its dataset must be where it was."""
+    output: Path = Path("clusters.html")
+    """New HTML file, which opens from disk."""
+    run: str | None = None
+    """A run by its name in files; default: the first."""
+    K: int = option(5, at_least=1, at_most=1000)
+    """Clusters."""
+    mode: Literal["exact", "proxy"] = "exact"
+    """Gradients of Q with respect to its input, or penultimate features."""
+    size: int = option(1000, at_least=10, at_most=20_000)
+    """Rows."""
+
+
+def clusters(arguments: Arguments) -> int:
+    """Picture the gradient clusters of a job's critic by t-SNE, coloured by cluster, return and time."""
+    flags = parse_as(Flags, "clusters", arguments, clusters.__doc__)
+
+    from c4rl.diagnostics.cluster_page import write_cluster_page
+    from c4rl.training.run_directory import check_new_file
+
+    check_new_file("output", flags.output)
+    found = write_cluster_page(flags.folder, flags.output, flags.run, flags.K, flags.mode, flags.size)
+    print(f"wrote {flags.output}: {found['effective_clusters']} clusters hold 2% of the rows or more")
+    return 0

@@ -1,0 +1,55 @@
+"""Settings for a dataset, each with its reason."""
+
+from typing import Any, NamedTuple
+
+from c4rl.diagnostics.cloning_probe import CloningCurve
+from c4rl.diagnostics.page import number
+
+GAIN = 0.15  # of the best return: what weighting by returns must add to the mean to be worth its lost rows
+SCALES = 3.0  # between observations' standard deviations: networks learn less from small ones
+LEAST_ROWS, LEAST_SHARE = 1000, 0.25  # effective rows that weighting must leave, or share of them
+TEMPERATURE = 0.1
+
+
+class Setting(NamedTuple):
+    name: str
+    value: str
+    reason: str
+
+
+def advise(returns: dict[str, Any], coverage: dict[str, Any], cloning: CloningCurve | None) -> list[Setting]:
+    """What this dataset suggests. A preset that sets itself by the data may take its values from here."""
+    settings = [_weighting(returns)]
+    if cloning is not None:
+        settings.append(_stop(cloning))
+    ratio = coverage["scale_ratio"]
+    reason = f"The largest standard deviation of an observation is {ratio:,.1f} times the smallest."
+    return [*settings, Setting("normalise observations", "yes" if ratio > SCALES else "no need", reason)]
+
+
+def _weighting(returns: dict[str, Any]) -> Setting:
+    name = "weight rows by returns"
+    chosen = next(kept for kept in returns["weighted"] if kept["temperature"] == TEMPERATURE)
+    gain = chosen["mean"] - returns["uniform_mean"]
+    facts = (
+        f"At temperature {TEMPERATURE:g} the rows' mean return goes from {returns['uniform_mean']:.1f} to "
+        f"{chosen['mean']:.1f}, with {chosen['effective_rows']:,.0f} effective rows of {returns['rows']:,} left"
+    )
+    if returns["spread"] == 0:
+        return Setting(name, "no", "All trajectories have the same return.")
+    if gain < GAIN * abs(returns["best"]):
+        return Setting(name, "no", f"{facts}: too little gain.")
+    if chosen["effective_rows"] < min(LEAST_ROWS, LEAST_SHARE * returns["rows"]):
+        return Setting(name, "mildly", f"{facts}: too few, so raise the temperature to 0.3.")
+    return Setting(name, "yes", f"{facts}.")
+
+
+def _stop(cloning: CloningCurve) -> Setting:
+    how = ", ".join(f"{key} {number(value)}" for key, value in cloning.settings.items())
+    last = cloning.updates[-1]
+    if not cloning.overfits:
+        reason = f"The held-out action error still falls, or is flat, at update {last:,} ({how})."
+        return Setting("stop cloning at", f"{last:,} updates or later", reason)
+    rounded = float(f"{cloning.stop:.2g}")  # the probe knows no more
+    reason = f"The held-out action error is least at update {cloning.best:,} and clearly higher after that ({how})."
+    return Setting("stop cloning at", f"about {rounded:,.0f} updates", reason)

@@ -1,0 +1,214 @@
+"""`c4rl watch`: a job as its folder shows it, while it runs, from another machine, or after the fact."""
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from c4rl.core.errors import InputError
+from c4rl.diagnostics.divergence import first_warning
+from c4rl.jobs.config import TrainConfig
+from c4rl.jobs.registry import algorithm_class
+from c4rl.jobs.runs import RunKey, key_of, runs_of
+from c4rl.training.display import number
+from c4rl.training.run_directory import job_config
+
+SHOWN = ("critic_loss", "actor_loss", "q")
+BLOCKS = "▁▂▃▄▅▆▇█"
+SPARKS = 12  # evaluations in a sparkline
+QUIET = 300.0  # seconds without a new line after which a job may have ended
+LEAST_ROWS = 5  # of the table, however small the terminal
+
+
+class Follower:
+    """New whole lines of a growing file; a file that was rewritten, as by a resumed job, is read again."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._read, self._inode = 0, -1
+
+    def poll(self) -> tuple[bool, list[dict[str, Any]]]:
+        """(whether it starts anew, lines since the last call)."""
+        if not self.path.exists():
+            return False, []
+        facts = self.path.stat()
+        anew = facts.st_ino != self._inode or facts.st_size < self._read
+        if anew:
+            self._read, self._inode = 0, facts.st_ino
+        with open(self.path, "rb") as file:
+            file.seek(self._read)
+            whole = file.read().rpartition(b"\n")[0]
+        self._read += len(whole) + 1 if whole else 0
+        return anew, [json.loads(line) for line in whole.splitlines() if line]
+
+
+@dataclass
+class RunView:
+    group: str
+    latest: dict[str, float] = field(default_factory=dict)
+    scores: list[float] = field(default_factory=list)
+    lines: list[dict[str, Any]] = field(default_factory=list)  # of losses, for the warning
+
+
+class JobView:
+    """What is known of a job so far."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config: TrainConfig = job_config(folder)
+        plan = algorithm_class(self.config.algorithm).plan(self.config.options, self.config.updates)
+        self.total = sum(stage.updates for stage in plan)
+        self.follower = Follower(folder / "metrics.jsonl")
+        self._clear()
+        self._first: tuple[float, int] | None = None  # when watching began, and at which update
+
+    def _clear(self) -> None:
+        self.runs: dict[RunKey, RunView] = {run.key: RunView(run.group) for run in runs_of(self.config)}
+        self.update, self.higher_is_better = 0, True
+
+    def poll(self) -> None:
+        try:
+            anew, lines = self.follower.poll()
+            if anew:
+                self._clear()
+            for line in lines:
+                self._take(line)
+        except (json.JSONDecodeError, KeyError, TypeError):
+            sentence = f"{self.follower.path}: not a log of c4rl train, expected JSON lines with 'update'"
+            raise InputError(sentence) from None
+        if self._first is None:
+            self._first = time.monotonic(), self.update
+
+    def _take(self, line: dict[str, Any]) -> None:
+        self.update = max(self.update, int(line["update"]))
+        run = self.runs.get(key_of(line))
+        if run is None:
+            return
+        run.latest |= {name: float(line[name]) for name in SHOWN if name in line}
+        if any(name in line for name in SHOWN):
+            run.lines.append(line)
+        for name, value in line.items():
+            if name == "score" or name.endswith("action_rmse"):
+                self.higher_is_better = name == "score"
+                run.scores.append(float(value))
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        path = self.folder / "summary.json"
+        return json.loads(path.read_text("utf-8")) if path.exists() else None
+
+    @property
+    def finished(self) -> bool:
+        return (self.folder / "summary.json").exists()
+
+    def speed(self) -> float | None:
+        """Updates per second since watching began; None as long as nothing moved."""
+        if self._first is None or self.update <= self._first[1]:
+            return None
+        return (self.update - self._first[1]) / max(time.monotonic() - self._first[0], 1e-9)
+
+    def quiet_seconds(self) -> float:
+        """Since the last line."""
+        path = self.follower.path
+        return time.time() - path.stat().st_mtime if path.exists() else 0.0
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """The last values as a row of blocks."""
+    shown = [value for value in values if math.isfinite(value)][-SPARKS:]
+    low, high = (min(shown), max(shown)) if shown else (0.0, 0.0)
+    width = high - low
+    return "".join(BLOCKS[round((value - low) / width * (len(BLOCKS) - 1)) if width else 0] for value in shown)
+
+
+def _status(view: JobView) -> str:
+    if view.finished:
+        timing = (view.summary or {}).get("timing", {})
+        return f"finished in {timing.get('total_seconds', 0):,.0f} s"
+    speed = view.speed()
+    if speed is not None:
+        left = max(view.total - view.update, 0) / speed
+        return f"{speed:,.1f} updates/s, {left:,.0f} s left"
+    quiet = view.quiet_seconds()
+    return f"no new line for {quiet:,.0f} s: interrupted?" if quiet > QUIET else "waiting for the next line"
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def render(view: JobView, rows: int = 10_000) -> RenderableType:
+    """rows: the most of the table; the best groups are shown where runs are more."""
+    config = view.config
+    title = " + ".join([config.algorithm, *(name for name in config.plugins if name != "none")])
+    grouped: dict[str, list[tuple[RunKey, RunView]]] = {}
+    for key, run in view.runs.items():
+        name = str(key) if len(view.runs) <= rows else run.group
+        grouped.setdefault(name, []).append((key, run))
+
+    def last_score(name: str) -> float:
+        found = [run.scores[-1] for _, run in grouped[name] if run.scores]
+        return (sum(found) / len(found) if found else -math.inf) * (1 if view.higher_is_better else -1)
+
+    names = sorted(grouped, key=last_score, reverse=True) if len(grouped) > rows else list(grouped)
+    shown = names[: max(rows, LEAST_ROWS)]
+    metrics = [name for name in SHOWN if any(name in run.latest for run in view.runs.values())]
+    table = Table(title=Text(f"{view.folder}: {title}"), title_justify="left")
+    alone = all(isinstance(key, int) for key in view.runs) and len(view.runs) <= rows
+    for heading in ("seed" if alone else "run", *metrics, "score", "best", "scores", "state"):
+        justify: Literal["left", "right"] = "left" if heading in ("run", "scores", "state") else "right"
+        no_wrap = heading == "scores"
+        table.add_column(heading.replace("_", " "), justify=justify, overflow="fold", no_wrap=no_wrap)
+    for name in shown:
+        some = [run for _, run in grouped[name]]
+        scores = [run.scores for run in some if run.scores]
+        best = max if view.higher_is_better else min
+        common = min(map(len, scores), default=0)
+        means = [sum(one[i] for one in scores) / len(scores) for i in range(common)]
+        state, style = _state(view, some)
+        table.add_row(
+            Text(name or "all"),
+            *(number(_mean([run.latest[m] for run in some if m in run.latest])) for m in metrics),
+            number(_mean([one[-1] for one in scores])),
+            number(_mean([best(one) for one in scores])),
+            sparkline(means),
+            Text(state, style=style),
+        )
+    left = len(names) - len(shown)
+    bar = Table.grid(padding=(0, 1))
+    reached = f"{view.update:,} of {view.total:,} updates"
+    bar.add_row(ProgressBar(total=max(view.total, 1), completed=view.update, width=30), reached, _status(view))
+    more = [Text(f"and {left:,} more, with lower scores", style="dim")] if left > 0 else []
+    return Group(table, *more, bar)
+
+
+def _state(view: JobView, runs: list[RunView]) -> tuple[str, str]:
+    warnings = [warning for run in runs if (warning := first_warning(run.lines)) is not None]
+    if warnings:
+        return f"diverged at {min(warning.update for warning in warnings):,}", "red"
+    return ("done", "green") if view.finished else ("training", "")
+
+
+def watch(folder: Path, every: float, once: bool, console: Console) -> None:
+    """Until the job ends. once, or without a terminal: as it is now."""
+    view = JobView(folder)
+    view.poll()
+    if once or not console.is_terminal:
+        console.print(render(view))
+        return
+    with Live(console=console, auto_refresh=False, screen=False) as live:
+        while True:
+            live.update(render(view, console.height - 8), refresh=True)
+            if view.finished:
+                return
+            time.sleep(every)
+            view.poll()

@@ -1,0 +1,177 @@
+"""`c4rl doctor` from flags to verdict; its probes on small data."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from c4rl.algorithms.bc import BCConfig
+from c4rl.data.loading import load_dataset
+from c4rl.diagnostics.advice import advise
+from c4rl.diagnostics.cloning_probe import CloningCurve, probe_cloning
+from c4rl.diagnostics.coverage import describe_coverage, directions_for, participation_ratio
+from c4rl.diagnostics.critic_probe import probe_critic
+from c4rl.diagnostics.returns import describe_returns, effective_number, return_weights
+from c4rl.environments.tasks import get_task
+from tests.cli.support import listing, run
+from tests.diagnostics.broken_copies import FAULTS, LENGTHS, sound_arrays
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "data.npz"
+    np.savez(path, **sound_arrays())
+    return path
+
+
+# -- the command
+
+
+def test_a_sound_file_gets_a_clean_bill(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("doctor", file, "--no-probe") == 0
+    printed = capsys.readouterr().out
+    assert "no fault found" in printed and "weight rows by returns" in printed
+    assert "stop cloning" not in printed  # not probed
+
+
+def test_a_fault_changes_the_exit_code_and_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arrays = sound_arrays()
+    FAULTS["constant observation"][0](arrays)
+    np.savez(tmp_path / "data.npz", **arrays)
+    page = tmp_path / "page.html"
+    assert run("doctor", tmp_path / "data.npz", "--no-probe", "--html", page) == 1
+    sentence = "1 observation columns never change (columns 2)."
+    assert sentence in " ".join(capsys.readouterr().out.split())
+    assert sentence in page.read_text()
+
+
+def test_numbers_as_json(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("doctor", file, "--json", "--seconds", "0.2") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["dataset"]["rows"] == sum(LENGTHS) and found["findings"] == []
+    assert found["cloning"]["updates"] and found["critic"]["clusters"]["effective_clusters"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--task", "hoper"], "did you mean"),
+        (["--html", "DATA"], "exists already"),
+        (["--seconds", "0"], "expected a number above 0"),
+        (["--task", "halfcheetah-medium-v2"], "'actions' has 3 columns"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_writes_nothing(
+    flags: list[str], words: str, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = listing(file.parent)
+    assert run("doctor", file, *(str(file) if flag == "DATA" else flag for flag in flags)) == 2
+    error = capsys.readouterr().err
+    assert words in error and error.count("\n") == 1
+    assert listing(file.parent) == before
+
+
+# -- coverage and returns
+
+
+def test_effective_dimensions() -> None:
+    assert participation_ratio(np.ones(7)) == pytest.approx(7)
+    assert participation_ratio(np.array([5.0, 0, 0])) == pytest.approx(1)
+    assert directions_for(np.array([0.5, 0.3, 0.2, 0.0]), 0.8) == 2
+    assert directions_for(np.array([1.0, 98.0, 1.0]), 0.99) == 2
+
+
+def test_copies_of_columns_add_no_effective_dimension(tmp_path: Path) -> None:
+    arrays = sound_arrays()
+    plain, doubled = tmp_path / "plain.npz", tmp_path / "doubled.npz"
+    np.savez(plain, **arrays)
+    for name in ("observations", "next_observations"):
+        arrays[name] = np.concatenate([arrays[name], arrays[name]], axis=1)
+    np.savez(doubled, **arrays)
+    one, two = (describe_coverage(load_dataset(path))["state_effective_dimension"] for path in (plain, doubled))
+    assert two == pytest.approx(one, rel=1e-3)
+
+
+def test_return_weights_keep_the_best() -> None:
+    returns = np.array([0.0, 50.0, 100.0])
+    assert return_weights(returns, 0.1) == pytest.approx(np.exp([-10, -5, 0]))
+    assert return_weights(np.array([3.0, 3.0]), 0.1).tolist() == [1, 1]
+    # returns far from 0 and close to each other keep nearly all: their range alone would be too sharp a scale
+    assert effective_number(return_weights(np.array([3000.0, 3100.0]), 0.1)) > 1.9
+    assert effective_number(np.array([1.0, 1.0, 0.0])) == pytest.approx(2)
+
+
+def test_weighting_is_advised_where_it_lifts_the_mean_and_leaves_rows(tmp_path: Path) -> None:
+    def advice(lengths: list[int], returns: list[float]) -> str:
+        count = sum(lengths)
+        ids = np.repeat(np.arange(len(lengths)), lengths)
+        np.savez(
+            tmp_path / "data.npz",
+            observations=np.random.default_rng(0).normal(size=(count, 3)).astype(np.float32),
+            next_observations=np.ones((count, 3), np.float32),
+            actions=np.random.default_rng(1).uniform(-1, 1, (count, 2)).astype(np.float32),
+            rewards=(np.array(returns) / lengths)[ids].astype(np.float32),
+            trajectory_ids=ids,
+        )
+        dataset = load_dataset(tmp_path / "data.npz")
+        return advise(describe_returns(dataset, get_task("none")), describe_coverage(dataset), None)[0].value
+
+    assert advice([1500] * 4, [100, 90, 10, 0]) == "yes"
+    assert advice([1500] * 4, [100, 99, 98, 97]) == "no"
+    assert advice([1500] * 4, [7, 7, 7, 7]) == "no"
+    assert advice([300, 1500, 1500], [100, 10, 0]) == "mildly"  # 300 rows would be left
+
+
+def test_observations_of_different_scales_are_to_be_normalised(tmp_path: Path) -> None:
+    arrays = sound_arrays()
+    values = []
+    for factor in (1.0, 50.0):
+        scale = np.array([1, 1, 1, 1, factor], np.float32)
+        scaled = {name: arrays[name] * scale for name in ("observations", "next_observations")}
+        np.savez(tmp_path / "data.npz", **arrays | scaled)
+        dataset = load_dataset(tmp_path / "data.npz")
+        (*_, setting) = advise(describe_returns(dataset, get_task("none")), describe_coverage(dataset), None)
+        values.append(setting.value)
+    assert values == ["no need", "yes"]
+
+
+# -- the probes
+
+
+def curve(held_out: list[float]) -> CloningCurve:
+    updates = [100 * 2**i for i in range(len(held_out))]
+    return CloningCurve(updates, held_out, held_out, 1.0, 2, {"networks": "2 x 8"})
+
+
+def test_when_to_stop_is_read_off_the_curve() -> None:
+    rising = curve([0.5, 0.4, 0.41, 0.5])
+    assert rising.overfits and rising.best == 200 and rising.stop == 400
+    shaking = curve([0.5, 0.01, 0.011, 0.012])
+    assert not shaking.overfits and shaking.best == 200
+    falling = curve([0.5, 0.4, 0.3, 0.2])
+    assert not falling.overfits and falling.stop == falling.best == 800
+
+
+def test_random_actions_are_overfitted_and_clear_ones_are_not(tmp_path: Path) -> None:
+    small = BCConfig(hidden_layers=2, hidden_width=64, actor_lr=1e-2, batch_size=128)
+    arrays = sound_arrays()
+    arrays["observations"][:, :3] = np.arctanh(np.clip(arrays["actions"] / 0.9, -0.99, 0.99))  # no noise left
+    np.savez(tmp_path / "clear.npz", **arrays | {"next_observations": arrays["observations"]})
+    clear = probe_cloning(load_dataset(tmp_path / "clear.npz"), 150, 60, small)
+    arrays["actions"] = np.random.default_rng(0).uniform(-1, 1, arrays["actions"].shape).astype(np.float32)
+    few = {name: values[::5] for name, values in arrays.items()}
+    np.savez(tmp_path / "noise.npz", **few | {"next_observations": few["observations"]})
+    noise = probe_cloning(load_dataset(tmp_path / "noise.npz"), 250, 60, small)
+    assert noise.overfits and noise.training[-1] < noise.held_out[-1]
+    assert not clear.overfits and min(clear.held_out) < 0.3 * clear.mean_action
+
+
+def test_the_critic_probe_finds_a_spectrum_and_clusters(file: Path) -> None:
+    found = probe_critic(load_dataset(file), updates=20, width=16)
+    values = found["spectrum"]["singular_values"]
+    assert values == sorted(values, reverse=True)
+    assert 1 <= found["spectrum"]["effective_rank"] <= found["spectrum"]["features"] == 8
+    assert sum(cluster["share"] for cluster in found["clusters"]["clusters"]) == pytest.approx(1)
+    listed = [t for cluster in found["clusters"]["clusters"] for t in cluster["trajectories"]]
+    assert sorted(listed) == list(range(len(LENGTHS)))

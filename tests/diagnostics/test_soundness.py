@@ -1,0 +1,94 @@
+"""Each fault of a broken dataset is found and named; sound data raise none."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from c4rl.core.errors import InputError
+from c4rl.data.info import describe
+from c4rl.data.loading import load_dataset
+from c4rl.diagnostics.soundness import Finding, check_soundness
+from c4rl.environments.tasks import get_task
+from tests.diagnostics.broken_copies import FAULTS, REFUSED, Arrays, sound_arrays
+
+RAW_DEMONSTRATIONS = "door-human-v1.npz"  # not a dataset: its actions must be clipped and replayed first
+
+
+def found(path: Path, task: str = "none") -> list[Finding]:
+    dataset, chosen = load_dataset(path), get_task(task)
+    return check_soundness(dataset, describe(dataset), chosen)
+
+
+def faults(path: Path, task: str = "none") -> set[str]:
+    return {finding.name for finding in found(path, task) if finding.level == "fault"}
+
+
+def save(folder: Path, arrays: Arrays) -> Path:
+    path = folder / "data.npz"
+    np.savez(path, **arrays)
+    return path
+
+
+def test_sound_data_raise_no_fault(tmp_path: Path) -> None:
+    assert faults(save(tmp_path, sound_arrays()), "hopper-medium-v2") == set()
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_the_reader_refuses(name: str, tmp_path: Path) -> None:
+    spoil, words = REFUSED[name]
+    arrays = sound_arrays()
+    spoil(arrays)
+    with pytest.raises(InputError, match=words):
+        load_dataset(save(tmp_path, arrays))
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_each_fault_is_found(name: str, tmp_path: Path) -> None:
+    spoil, fault = FAULTS[name]
+    arrays = sound_arrays()
+    spoil(arrays)
+    assert fault in faults(save(tmp_path, arrays), "hopper-medium-v2")
+
+
+def test_one_row_pieces_are_a_note(tmp_path: Path) -> None:
+    arrays = sound_arrays()
+    arrays["trajectory_ids"] = arrays["trajectory_ids"] * 2
+    arrays["trajectory_ids"][: len(arrays["rewards"]) - 1][np.diff(arrays["trajectory_ids"]) != 0] += 1
+    arrays["observations"][np.flatnonzero(arrays["trajectory_ids"] % 2)] += 0.01  # pieces of other episodes
+    one_row = [finding for finding in found(save(tmp_path, arrays)) if finding.name == "one_row"]
+    assert [finding.level for finding in one_row] == ["note"]
+
+
+def test_without_a_task_what_may_be_meant_is_a_note(tmp_path: Path) -> None:
+    """Goals may change without a reset, and demonstrations may have any length."""
+    for name in ("time-outs inside episodes", "falls without a terminal"):
+        arrays = sound_arrays()
+        FAULTS[name][0](arrays)
+        levels = {finding.name: finding.level for finding in found(save(tmp_path, arrays))}
+        assert levels[FAULTS[name][1]] == "note"
+
+
+def test_real_data_raise_no_fault(shared: Callable[[str], Path]) -> None:
+    files = sorted(shared("data/d4rl-10k").glob("*.npz")) + sorted(shared("data/d4rl-hdf5").glob("*.hdf5"))
+    assert len(files) > 50
+    for path in files:
+        if path.name != RAW_DEMONSTRATIONS:
+            task = path.stem.replace("umaze-v0", "umaze-v2") if path.suffix == ".npz" else "none"
+            assert faults(path, task) == set(), path.name
+
+
+def test_real_data_broken_on_purpose(shared: Callable[[str], Path], tmp_path: Path) -> None:
+    path = shared("data/d4rl-10k/hopper-medium-replay-v2.npz")
+    with np.load(path) as file:
+        stored = {name: file[name] for name in file.files}
+    stored["trajectory_ids"] = stored.pop("traj_id").astype(np.int64)
+    for name in ("next_actions", "next_action_valid"):
+        del stored[name]  # those of the sound rows
+    limits = ("time limits as terminals",)  # this set has none
+    for name, (spoil, fault) in FAULTS.items():
+        if name not in limits:
+            arrays = {key: values.copy() for key, values in stored.items()}
+            spoil(arrays)
+            assert fault in faults(save(tmp_path, arrays), "hopper-medium-replay-v2"), name

@@ -1,0 +1,114 @@
+"""`c4rl watch`: a job as its folder shows it, growing, rewound, diverged or done."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from c4rl.diagnostics.watching import Follower, JobView, render, sparkline
+from tests.cli.support import listing, run
+from tests.diagnostics.folders import make_folder
+
+
+def shown(view: JobView, rows: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=150)
+    console.print(render(view, rows))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_growing_file_is_read_once_and_in_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    follower = Follower(path)
+    assert follower.poll() == (False, [])
+    path.write_text('{"a": 1}\n{"a": 2')
+    assert follower.poll() == (True, [{"a": 1}])
+    with open(path, "a") as file:
+        file.write('}\n{"a": 3}\n')
+    assert follower.poll() == (False, [{"a": 2}, {"a": 3}])
+    assert follower.poll() == (False, [])
+    path.with_name("new").write_text('{"a": 9}\n')
+    path.with_name("new").replace(path)  # as a resumed job does
+    assert follower.poll() == (True, [{"a": 9}])
+
+
+def test_a_running_job_gets_on(tmp_path: Path) -> None:
+    job = make_folder(tmp_path / "job", updates=1000, lines=10, seeds=(0, 1))
+    lines = (job / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (job / "metrics.jsonl").write_text("".join(lines[:20]))
+    view = JobView(job)
+    view.poll()
+    assert view.update == 500 and "500 of 1,000 updates" in shown(view) and "training" in shown(view)
+    assert view.speed() is None
+    with open(job / "metrics.jsonl", "a") as file:
+        file.writelines(lines[20:])
+    view.poll()
+    assert view.update == 1000 and (view.speed() or 0) > 0
+    assert view.runs[1].scores == [float(step + 1) for step in range(1, 11)]
+    assert "updates/s" in shown(view)
+
+
+def test_a_resumed_job_is_read_again(tmp_path: Path) -> None:
+    job = make_folder(tmp_path / "job")
+    view = JobView(job)
+    view.poll()
+    lines = (job / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (job / "metrics.jsonl").write_text("".join(lines[:4]))
+    view.poll()
+    assert view.update == 200 and len(view.runs[0].scores) == 2
+
+
+def test_a_run_that_diverged_is_marked(tmp_path: Path) -> None:
+    job = make_folder(tmp_path / "job")
+    with open(job / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"update": 1100, "seed": 0, "critic_loss": "nan", "q": 1.0}) + "\n")
+    view = JobView(job)
+    view.poll()
+    assert "diverged at 1,100" in shown(view)
+
+
+def test_more_runs_than_lines_are_shown_by_setting_best_first(tmp_path: Path) -> None:
+    rates = ",".join(map(str, range(1, 11)))
+    view = JobView(make_folder(tmp_path / "job", seeds=(0, 1), sweep=(f"alpha={rates}",)))
+    view.poll()
+    text = shown(view, rows=6)
+    assert text.index("alpha=10.0") < text.index("alpha=9.0") and "alpha=2.0" not in text
+    assert "and 4 more, with lower scores" in text
+
+
+def test_sparklines() -> None:
+    assert sparkline([0.0, 3.5, 7.0]) == "▁▅█"
+    assert sparkline([2.0, 2.0]) == "▁▁" and sparkline([]) == ""
+    assert sparkline([float("nan"), 1.0, 2.0]) == "▁█"
+
+
+def test_without_a_terminal_it_prints_once_and_leaves_the_folder_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = make_folder(tmp_path / "job")
+    before = listing(tmp_path)
+    assert run("watch", job) == 0
+    assert "1,000 of 1,000 updates" in capsys.readouterr().out
+    assert listing(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [(["nowhere"], "no such folder"), (["JOB", "--every", "0"], "at least 0.1"), ([], "expected a path")],
+)
+def test_bad_input_is_one_sentence(
+    words: list[str], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = make_folder(tmp_path / "job")
+    assert run("watch", *(str(job) if word == "JOB" else word for word in words)) == 2
+    error = capsys.readouterr().err
+    assert expected in error and error.count("\n") == 1
+
+
+def test_a_foreign_log_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = make_folder(tmp_path / "job")
+    (job / "metrics.jsonl").write_text("hello\n")
+    assert run("watch", job) == 2
+    assert "not a log of c4rl train" in capsys.readouterr().err
