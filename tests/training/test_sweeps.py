@@ -102,12 +102,18 @@ def test_a_run_of_a_swept_stack_is_the_run_alone(name: str) -> None:
         assert metrics[one.key] == pytest.approx(launch.read_metrics()[one.seed], rel=1e-6, abs=1e-9)
 
 
-STACKED = [(name, one.name) for name, kind in ALGORITHMS.items() for one in fields(kind.config_type) if may_differ(one)]
+REFUSED = {("bppo", "actor_decay"), ("bppo", "actor_average"), ("tsrl", "critic_cloning")}  # other values than 0
+STACKED = [
+    (name, one.name)
+    for name, kind in ALGORITHMS.items()
+    for one in fields(kind.config_type)
+    if may_differ(one) and (name, one.name) not in REFUSED
+]
 
 
 @pytest.mark.parametrize(("algorithm", "field"), STACKED)
 def test_every_option_that_shares_a_launch_is_each_runs_own(algorithm: str, field: str) -> None:
-    value = getattr(small_config(algorithm).options, field)
+    value = getattr(small_config(algorithm).options, field) or 0.1
     config = small_config(algorithm, seeds=(5,), sweep=(f"{field}={value},{0.7 * value}",))
     stack = stack_of(config)
     reports(stack, 12)
