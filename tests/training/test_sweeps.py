@@ -113,7 +113,7 @@ STACKED = [
 
 @pytest.mark.parametrize(("algorithm", "field"), STACKED)
 def test_every_option_that_shares_a_launch_is_each_runs_own(algorithm: str, field: str) -> None:
-    value = getattr(small_config(algorithm).options, field) or 0.1
+    value = getattr(small_config(algorithm).options, field) or 0.5
     config = small_config(algorithm, seeds=(5,), sweep=(f"{field}={value},{0.7 * value}",))
     stack = stack_of(config)
     reports(stack, 12)

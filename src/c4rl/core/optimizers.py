@@ -63,7 +63,8 @@ class FlatAdam:
             self._clip(gradient, self.clip_norm)
         lr = self._flat_lr if isinstance(self.lr, Tensor) else self.lr
         if isinstance(self._decay, Tensor) or self._decay != 0:
-            self.flat.mul_(1 - lr * factor * self._decay)
+            scale = factor.to(self.flat.dtype) if isinstance(factor, Tensor) else factor
+            self.flat.mul_(1 - lr * scale * self._decay)
         adam_step(self.flat, gradient, self.first, self.second, self.count, lr, factor)
         if self.average is not None:
             self.average.step()
