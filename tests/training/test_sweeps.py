@@ -47,7 +47,7 @@ SWEEPS: dict[str, tuple[str, C4Config | None, tuple[str, ...]]] = {
     "tau": ("td3_bc", None, ("tau=0.005,0.1",)),
     "tau of cql": ("cql", None, ("tau=0.005,0.1",)),
     "cql_weight": ("cql", None, ("cql_weight=1,10",)),
-    "the policy's average and decay": ("td3_bc", None, ("actor_average=0.01,0.1", "actor_decay=0.1,3")),
+    "the decay of the policy": ("td3_bc", None, ("actor_decay=0.1,3",)),
     "critic_cloning": ("td3_bc", None, ("critic_cloning=0.1,1",)),
     "several": ("td3_bc", C4, ("alpha=1,2.5", "lambda=0.1,0.3", "K=2,3")),
 }

@@ -1,31 +1,34 @@
-"""The demonstration: record data, train with and without C4, score, draw."""
+"""The demonstration: record data, train three methods, score, draw, report."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from c4rl.algorithms.algorithm import AlgorithmConfig
+from c4rl.algorithms.bc import BCConfig
 from c4rl.algorithms.td3_bc import TD3BCConfig
 from c4rl.core.errors import InputError
 from c4rl.data.recording import record
 from c4rl.diagnostics.diagnose import diagnose, save
 from c4rl.environments.tasks import Task, get_task, missing
-from c4rl.jobs.config import empty_config
-from c4rl.plugins.c4.plugin import C4Config
+from c4rl.jobs.config import TrainConfig, best_fields, empty_config
+from c4rl.jobs.registry import algorithm_class
 from c4rl.results.maze_panel import draw_policies
 from c4rl.results.report import write_report
 from c4rl.training.loop import train
 from c4rl.training.run_directory import check_new_output
 from c4rl.training.summary import failed_runs, show_std
 
-# Smaller networks and larger steps than the paper's, so that two minutes are enough to learn something. Chosen from
-# eight settings by TD3+BC's scores on this very maze and these seeds: a demonstration, not a comparison of methods.
-OPTIONS = TD3BCConfig(hidden_layers=2, hidden_width=128, actor_lr=1e-3, critic_lr=1e-3, tau=0.01, alpha=5.0)
-
-# Rewards of at most 1 make small TD losses: a weight in proportion to them; λ = 0.3, tried first, scored less.
-C4 = C4Config(lambda_="auto")
+# what `best` is compared with: networks and step sizes of TD3+BC's publication, and its α
+METHODS: dict[str, tuple[str, AlgorithmConfig]] = {
+    "cloning": ("bc", BCConfig(hidden_layers=2, actor_lr=3e-4)),
+    "TD3+BC": ("td3_bc", TD3BCConfig(hidden_layers=2, actor_lr=3e-4)),
+}
+CLONING_UPDATES = 5  # times fewer than the others': it has converged, and more only overfits
 
 
 def demonstrate(folder: Path, task: str, size: int, updates: int, seeds: tuple[int, ...], episodes: int) -> int:
@@ -36,27 +39,32 @@ def demonstrate(folder: Path, task: str, size: int, updates: int, seeds: tuple[i
     if (reason := missing(chosen)) is not None:
         raise InputError(f"--task {task}: cannot be simulated here: {reason}")
     data = folder / "dataset.npz"
-    methods: dict[str, tuple[C4Config, ...]] = {"TD3+BC": (), "TD3+BC + C4": (C4,)}
-    jobs = {  # all that can be wrong with the flags is found here, before anything is written
-        title: empty_config(
-            "td3_bc",
-            ("c4",) if plugin_options else ("none",),
-            options=OPTIONS,
-            plugin_options=plugin_options,
+
+    def job(title: str, algorithm: str, options: AlgorithmConfig) -> TrainConfig:
+        own = max(1, updates // CLONING_UPDATES) if algorithm == "bc" else updates
+        return empty_config(
+            algorithm,
+            ("none",),
+            options=options,
             dataset=data,
             task=chosen.name,
-            output=folder / title.lower().replace("+", "_").replace(" ", "").replace("__", "_"),
+            output=folder / title.lower().replace("+", "_"),
             seeds=seeds,
-            updates=updates,
-            eval_every=updates,
+            updates=own,
+            eval_every=own,
             eval_episodes=episodes,
             log_every=500,
-            monitor=True,
+            monitor=algorithm_class(algorithm).has_critic,
         )
-        for title, plugin_options in methods.items()
-    }
+
+    # all that can be wrong with the flags is found here, before anything is written
+    jobs = {title: job(title, *method) for title, method in METHODS.items()}
     record(task, size, 0, data)
     console.print(f"recorded {size:,} transitions of {chosen.name}: {data}", highlight=False)
+    best = {name: value for name, value in best_fields(data, chosen.name).items() if name not in ("seeds", "ensemble")}
+    jobs["best"] = replace(
+        jobs["TD3+BC"], **best | {"output": folder / "best", "updates": updates, "eval_every": updates}
+    )
     results = {title: train(config, console) for title, config in jobs.items()}
     if failed := [f"{title}: {words}" for title, found in results.items() if (words := failed_runs(found)) is not None]:
         console.print("\n".join(failed), highlight=False, soft_wrap=True)
@@ -65,7 +73,8 @@ def demonstrate(folder: Path, task: str, size: int, updates: int, seeds: tuple[i
     draw_policies(chosen, {name: config.output for name, config in jobs.items()}, picture, title)
     _print(console, chosen, results, episodes)
     for config in jobs.values():
-        save(diagnose(config.output), config.output)
+        if algorithm_class(config.algorithm).has_critic:
+            save(diagnose(config.output), config.output)
     page = folder / "report.html"
     write_report([config.output for config in jobs.values()], page, [(picture, "Trajectories over the value function")])
     console.print(f"picture: {picture}", highlight=False)

@@ -8,9 +8,9 @@ from typing import IO
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
 from matplotlib.patches import Circle, Rectangle
 
 from c4rl.core.errors import InputError
@@ -20,7 +20,7 @@ from c4rl.environments.tasks import Task
 Array = np.ndarray
 
 POINTS_PER_CELL = 24
-WALL, PATH, GOAL, INK = "#dde1e8", "#ffffff", "#f4512c", "#1b1f2a"
+WALL, EMPTY, PATH, GOAL, INK = "#dde1e8", "#7c8599", "#ffffff", "#f4512c", "#1b1f2a"
 BORDER = 0.65  # of the outer walls' thickness is cut off
 
 
@@ -30,7 +30,7 @@ class Panel:
 
     title: str
     trajectories: Sequence[Array]  # each [T, >= 2]: x, y first
-    values: Array | Callable[[Array], Array]  # on value_grid: [H, W], or a function of [N, 2] positions to [N]
+    values: Array | Callable[[Array], Array] | None  # on value_grid: [H, W], or a function of [N, 2] positions to [N]
 
 
 def value_grid(task: Task) -> Array:
@@ -44,13 +44,12 @@ def maze_figure(task: Task, panels: Sequence[Panel], path: str | Path | IO[bytes
     """Draw the panels side by side on one colour scale and write them to `path`, a file or a stream."""
     maze, grid = _maze(task), value_grid(task)
     free = ~np.kron(maze.walls, np.ones((POINTS_PER_CELL, POINTS_PER_CELL), bool))
-    values = [
-        np.ma.masked_where(
-            ~free, np.asarray(p.values(grid.reshape(-1, 2)) if callable(p.values) else p.values).reshape(free.shape)
-        )
-        for p in panels
-    ]
-    scale = Normalize(min(float(v.min()) for v in values), max(float(v.max()) for v in values))
+    values: list[Array | None] = []
+    for p in panels:
+        found = p.values(grid.reshape(-1, 2)) if callable(p.values) else p.values
+        values.append(None if found is None else np.ma.masked_where(~free, np.asarray(found).reshape(free.shape)))
+    drawn = [v for v in values if v is not None]
+    scale = Normalize(min(float(v.min()) for v in drawn), max(float(v.max()) for v in drawn)) if drawn else None
 
     rows, columns = maze.walls.shape
     height = 3.4
@@ -59,21 +58,25 @@ def maze_figure(task: Task, panels: Sequence[Panel], path: str | Path | IO[bytes
     figure.set_layout_engine("constrained")
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for axis, panel, value in zip(axes, panels, values, strict=True):
-        image = _draw(axis, maze, panel, value, scale)
-    bar = figure.colorbar(image, ax=list(axes), label="value", fraction=0.05, pad=0.02)
-    bar.outline.set_visible(False)
+        _draw(axis, maze, panel, value, scale)
+    if scale is not None:
+        bar = figure.colorbar(ScalarMappable(scale, "viridis"), ax=list(axes), label="value", fraction=0.05, pad=0.02)
+        bar.outline.set_visible(False)
     if title:
         figure.suptitle(title, fontsize=12)
     figure.savefig(path)
 
 
-def _draw(axis: Axes, maze: Maze, panel: Panel, value: Array, scale: Normalize) -> AxesImage:
+def _draw(axis: Axes, maze: Maze, panel: Panel, value: Array | None, scale: Normalize | None) -> None:
     """The map as it is printed: columns to the right, rows downwards."""
     rows, columns = maze.walls.shape
     left, top = -0.5 + CELL_SHIFT, -0.5 + CELL_SHIFT
     extent = (left, left + columns, top + rows, top)
     axis.set_facecolor(WALL)
-    image = axis.imshow(value, extent=extent, cmap="viridis", norm=scale, interpolation="nearest", zorder=1)
+    if value is None:
+        axis.add_patch(Rectangle((left, top), columns, rows, facecolor=EMPTY, zorder=1))
+    else:
+        axis.imshow(value, extent=extent, cmap="viridis", norm=scale, interpolation="nearest", zorder=1)
     for i, j in zip(*np.nonzero(maze.walls), strict=True):
         axis.add_patch(Rectangle((left + j, top + i), 1, 1, facecolor=WALL, edgecolor=WALL, linewidth=0.4, zorder=2))
     for trajectory in panel.trajectories:
@@ -95,7 +98,6 @@ def _draw(axis: Axes, maze: Maze, panel: Panel, value: Array, scale: Normalize) 
     )
     for spine in axis.spines.values():
         spine.set_visible(False)
-    return image
 
 
 def _maze(task: Task) -> Maze:

@@ -7,7 +7,6 @@ from typing import IO
 import numpy as np
 import torch
 
-from c4rl.core.errors import InputError
 from c4rl.environments.evaluation import rollout
 from c4rl.environments.making import make_environment
 from c4rl.environments.tasks import Task
@@ -26,16 +25,16 @@ def draw_policies(task: Task, jobs: Mapping[str, Path], path: str | Path | IO[by
 
 
 def _panel(title: str, task: Task, job: Path) -> Panel:
-    """Of the job's first run, over V(s) = min Q(s, π(s)) at rest."""
+    """Of the job's first run, over V(s) = min Q(s, π(s)) at rest, where it has a critic."""
     run = file_name(runs_of(job_config(job))[0].key)
     launch, preparation, config = restore(job, run=run)
-    if launch.algorithm.critics is None:
-        raise InputError(f"{job}: found algorithm '{config.algorithm}', expected one with a critic")
     policy = load_policy(job, run=run)
     environment = make_environment(task)
     seeds = range(config.eval_seed, config.eval_seed + TRAJECTORIES)
     trajectories = [rollout(environment, policy, seed)["observations"][:, :2] for seed in seeds]
     environment.close()
+    if launch.algorithm.critics is None:
+        return Panel(title, trajectories, None)
     positions = value_grid(task)  # [..., 2]
     states = np.concatenate([positions, np.zeros_like(positions)], axis=-1).reshape(-1, 4)
     scaling = preparation.scaling
