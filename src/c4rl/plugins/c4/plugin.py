@@ -21,9 +21,9 @@ from c4rl.plugins.seams import ActorStep, CriticStep, Host, Plugin, Sampler
 
 @dataclass(frozen=True)
 class C4Config(ClusteringConfig, PenaltyConfig, DivergenceConfig, AuthorsConfig):
-    actor_rows: Literal["cluster", "uniform"] = "cluster"
-    """Rows of the actor's batch: the critics', from one cluster (the section on clustered buffers argues so), or its
-    own from all the data (Algorithm 1 says "critic minibatch")."""
+    actor_rows: Literal["cluster", "uniform"] = "uniform"
+    """Rows of the actor's batch: its own from all the data (Algorithm 1 says "critic minibatch"; it scores more), or the
+    critics', from one cluster (as the section on clustered buffers argues, and --preset paper)."""
 
     def check(self) -> None:
         super().check()
@@ -108,7 +108,8 @@ class C4(Plugin):
         return self.clustering if self.config.sampler != "uniform" else None
 
     def actor_sampler(self) -> Sampler | None:
-        return self.buffer.sampler("c4/actor_rows") if self.config.actor_rows == "uniform" else None
+        own = self.config.actor_rows == "uniform" and self.config.sampler != "uniform"
+        return self.buffer.sampler("c4/actor_rows") if own else None
 
     # -- and λR of C = Cov_B(g', g) in each critic's loss.
 
