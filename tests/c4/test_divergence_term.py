@@ -22,7 +22,7 @@ STD = 0.3
 
 
 def launch_of(**form: Any) -> Launch:
-    options = (C4Config(**{"K": 3, "divergence_weight": 1.0} | form),)
+    options = (C4Config(**{"K": 3, "divergence_weight": 1.0, "actor_rows": "cluster"} | form),)
     return make_launch(small_config("cql", ("c4",), plugin_options=options), small_dataset(400))
 
 
@@ -95,7 +95,7 @@ def test_orders_and_sample_counts_without_meaning_are_refused() -> None:
 
 
 @pytest.mark.parametrize("against", ["cluster", "mixture"])
-@pytest.mark.parametrize("rows", [{"actor_rows": "cluster"}, {"sampler": "uniform"}, {}])
+@pytest.mark.parametrize("rows", [{}, {"sampler": "uniform"}, {"actor_rows": "uniform"}])
 def test_batches_are_compared_with_their_own_cluster_or_with_the_mixture(against: Any, rows: dict[str, Any]) -> None:
     launch = launch_of(divergence="kl", divergence_against=against, **rows)
     model, clusters = term_of(launch).behaviour, set()
@@ -105,14 +105,14 @@ def test_batches_are_compared_with_their_own_cluster_or_with_the_mixture(against
         found = term_of(launch)(step, launch.streams)
         log_p = (step.log_prob.unsqueeze(1) - model.log_prob(step.batch.observations, step.actions)).mean(2)[0]
         mixture = (step.log_prob - model.log_prob_mixture(step.batch.observations, step.actions)).mean(1)
-        if rows != {"actor_rows": "cluster"} or against == "mixture":
+        if rows or against == "mixture":
             torch.testing.assert_close(found, mixture)
         else:
             cluster = int(plugin_of(launch).clustering.cluster[0])
             clusters.add(cluster)
             torch.testing.assert_close(found[0], log_p[cluster])
         assert (log_p - mixture).abs().min() > 1e-3  # no cluster is the mixture
-    assert len(clusters) == (3 if rows == {"actor_rows": "cluster"} and against == "cluster" else 0)
+    assert len(clusters) == (0 if rows or against == "mixture" else 3)
 
 
 @pytest.mark.parametrize("name", ["mse", "kl_data", "kl"])
@@ -125,8 +125,8 @@ def test_its_weight_multiplies_it(name: Any) -> None:
 
 
 def test_the_actor_may_have_rows_from_all_clusters() -> None:
-    assert plugin_of(launch_of(actor_rows="cluster")).actor_sampler() is None
-    launch = launch_of()
+    assert plugin_of(launch_of()).actor_sampler() is None
+    launch = launch_of(actor_rows="uniform")
     sampler, counts = plugin_of(launch).actor_sampler(), np.zeros(400)
     assert sampler is not None
     for update in range(1, 200):

@@ -44,11 +44,11 @@ class TrainConfig(Options):
     """The algorithm to train."""
     dataset: tuple[Path, ...] = option(incidental=True)
     """npz, D4RL hdf5, or a local Minari dataset (its folder, or minari:ID); several of one shape train together."""
-    output: Path = option(incidental=True)
-    """Folder of this job; must not exist. The command line's default is runs/DATASET-PRESET (or -ALGORITHM)."""
     task: tuple[str, ...] = option(("none",))
     """A name from `c4rl tasks`, gym:ID for any Gymnasium environment, or none for no simulator; one for all datasets,
     or one each."""
+    output: Path = option(Path("runs/job"), incidental=True)
+    """Folder of this job; must not exist. On the command line its default is runs/DATASET-PRESET (or -ALGORITHM)."""
     preset: str = option(NO_PRESET, choices=(NO_PRESET, BEST, PUBLISHED, *PRESETS), incidental=True)
     """The defaults of the other flags; flags given with it win. best: what scored most on small data, the algorithm
     included; published: the algorithm's own publication."""
