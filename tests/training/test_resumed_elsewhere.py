@@ -12,8 +12,10 @@ import torch
 
 import c4rl.training.loop as loop
 import c4rl.training.preparation as preparation
+from c4rl.jobs.config import TrainConfig
 from c4rl.training.checkpoint import load_checkpoint, load_progress
 from c4rl.training.launch import Launch
+from c4rl.training.run_directory import RunDirectory
 from tests.cli.support import assert_same_tensors, listing, metric_lines, run, summary
 from tests.training.jobs import STEADY, start, wait_until
 
@@ -135,6 +137,27 @@ def test_beyond_the_planned_end(straight: Path, plain_data: Path, tmp_path: Path
     assert summary(folder)["last"] == summary(straight)["last"] and summary(folder)["updates"] == 30
     losses = [[one for one in metric_lines(job) if "critic_loss" in one] for job in (folder, straight)]
     assert losses[0] == losses[1]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_when_the_disk_was_full(
+    straight: Path, plain_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, create = tmp_path / "job", RunDirectory.create
+
+    def on_a_full_disk(self: RunDirectory, config: TrainConfig) -> None:
+        create(self, config)
+        self._metrics = open("/dev/full", "a")  # noqa: SIM115 - the folder closes it
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(RunDirectory, "create", on_a_full_disk)
+        stored = ["train", "--config", straight, "--output", folder]
+        assert run(*stored) == 2
+    err = capsys.readouterr().err
+    assert "metrics.jsonl: could not be written (No space left on device); when that is mended, continue with" in err
+    assert err.count("\n") == 1
+    assert run("train", "--resume", folder) == 0
+    assert_same_tensors(folder, straight)
 
 
 def test_stages_that_are_over_keep_their_length(
