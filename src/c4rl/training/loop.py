@@ -144,9 +144,9 @@ class Trainer:
         self.evaluations, self.in_background = PendingEvaluations(), in_background(config, device)
         self.clustering = DeviceTimer(device)
         self.evaluate: SimulatorEvaluation | HeldOutEvaluation = (
-            HeldOutEvaluation(preparations, self.buffer)
+            HeldOutEvaluation(preparations, self.buffer, self._hurry)
             if preparations[0].task.name == "none"
-            else SimulatorEvaluation(config, preparations, spare_cores=1 if self.in_background else 0)
+            else SimulatorEvaluation(config, preparations, 1 if self.in_background else 0, self._hurry)
         )
         self.preparations = [preparation.without_rows() for preparation in preparations]
         if resumed and directory.checkpoint.exists():
@@ -160,6 +160,7 @@ class Trainer:
             self._save(0, forced=True)
         self.console = console
         self._stop: str | None = None
+        self._requests = 0  # to stop
 
     def run(self) -> dict[str, Any]:
         config = self.config
@@ -425,17 +426,18 @@ class Trainer:
         began.threads = self.config.threads or began.threads or now.threads  # sums round differently with others
         torch.set_num_threads(began.threads)
 
+    def _hurry(self) -> None:
+        """Called during long waits: end them at a second request to stop. A handler that raised by itself might do so
+        where Python ignores it, or in the middle of closing files."""
+        if self._requests > 1:
+            raise KeyboardInterrupt
+
     @contextmanager
     def _graceful_interruption(self) -> Iterator[None]:
         """Ctrl-C and termination finish the current update, save, and print how to continue."""
 
-        asked = 0
-
         def note(number: int, frame: Any) -> None:
-            nonlocal asked
-            asked += 1
-            if asked == 2:  # at once; further requests wait until files and processes are closed
-                raise KeyboardInterrupt
+            self._requests += 1
             self._stop = "interrupted" if number == signal.SIGINT else "terminated"
 
         # only Python's main thread handles signals; the caller stops a job that runs in another thread
