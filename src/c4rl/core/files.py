@@ -10,7 +10,7 @@ from typing import Any
 
 from c4rl.core.errors import InputError
 
-MOST_BYTES = 2**28  # of a file with text
+MOST_BYTES = 2**25  # of a file with JSON, which may take forty times as much memory
 MOST_NESTED = 20
 
 # reading the umask sets it for a moment, for all threads: do it once, before there are any

@@ -67,6 +67,14 @@ def rollout(environment: "gymnasium.Env", policy: NumpyPolicy, seed: int) -> dic
     }
 
 
+def wait_for(returns: "Future[Array]", check: Callable[[], None] = lambda: None) -> Array:
+    """The result. check: called every now and then, may raise. The main thread has to wake up to act on Ctrl-C, which
+    may have reached any thread."""
+    while not wait([returns], WAKE_UP_SECONDS).done:
+        check()
+    return returns.result()
+
+
 @dataclass(eq=False)
 class _Evaluation:
     """An evaluation in progress."""
@@ -141,7 +149,7 @@ class EvaluationPool:
         if absent is not None:
             raise InputError(f"task '{task.name}' cannot be evaluated here: {absent}")
         self.task = task
-        self.workers = workers or min(_available_cores(), MAX_WORKERS)
+        self.workers = workers or min(available_cores(), MAX_WORKERS)
         self._episodes: queue.SimpleQueue[_Episode | None] = queue.SimpleQueue()
         self._open: set[_Evaluation] = set()
         self._processes: list[_Worker | None] = [None] * self.workers
@@ -249,15 +257,7 @@ class EvaluationPool:
         )
 
 
-def wait_for(returns: "Future[Array]", check: Callable[[], None] = lambda: None) -> Array:
-    """The result. check: called every now and then, may raise. The main thread has to wake up to act on Ctrl-C, which
-    may have reached any thread."""
-    while not wait([returns], WAKE_UP_SECONDS).done:
-        check()
-    return returns.result()
-
-
-def _available_cores() -> int:
+def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -11,7 +11,7 @@ import torch
 from c4rl.core.buffer import Batch, TransitionBuffer
 from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.data.packing import pack_datasets
-from c4rl.environments.evaluation import MAX_WORKERS, EvaluationPool, _available_cores, wait_for
+from c4rl.environments.evaluation import MAX_WORKERS, EvaluationPool, available_cores, wait_for
 from c4rl.environments.tasks import Task
 from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.runs import RunKey, runs_of
@@ -57,7 +57,7 @@ class SimulatorEvaluation:
         self.config, self._check = config, check
         self.tasks = {run.key: preparations[run.data].task for run in runs_of(config)}
         self._pools: dict[Task, EvaluationPool] = {}
-        cores = config.threads or min(_available_cores() - spare_cores, MAX_WORKERS)
+        cores = config.threads or min(available_cores() - spare_cores, MAX_WORKERS)
         episodes = len(self.tasks) * config.eval_episodes
         self.workers = max(1, min(math.ceil(cores / len(set(self.tasks.values()))), episodes))  # of each task
 
