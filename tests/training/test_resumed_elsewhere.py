@@ -192,7 +192,7 @@ def test_on_another_simulator(
     capsys.readouterr()
     assert run("train", "--resume", folder) == code
     out, err = capsys.readouterr()
-    sentence = f"began on the simulator '{began_on}' and would go on on 'd4rl-1, mujoco"
+    sentence = f"began with the simulator {began_on or 'unknown'} and continues with d4rl-1, mujoco"
     assert sentence in out + err and words in out + err
     assert (listing(folder) == before) == (code == 2)
     assert load_progress(folder / "checkpoint.safetensors").environment == (

@@ -418,7 +418,7 @@ class Trainer:
                     f"expected {expected[:12]}...)"
                 )
         if began.environment != now.environment:
-            words = f"began on the simulator '{began.environment}' and would go on on '{now.environment}'"
+            words = f"began with the simulator {began.environment or 'unknown'} and continues with {now.environment}"
             if began.environment and physics(began.environment) != physics(now.environment or ""):
                 raise InputError(f"{path}: {words}, expected the same: their scores do not compare")
             self.notes.append(f"warning: {path}: {words}")
