@@ -1,5 +1,6 @@
 """The training loop: one job, R runs, events between updates."""
 
+import shutil
 import signal
 import threading
 import time
@@ -69,7 +70,12 @@ def train(config: TrainConfig, console: Console | None = None) -> dict[str, Any]
     preparations, device = prepare_all(config), choose_device(config.device)
     directory = RunDirectory(config.output)
     directory.create(config)
-    trainer = Trainer(config, preparations, directory, device, console or Console())
+    try:
+        trainer = Trainer(config, preparations, directory, device, console or Console())
+    except Exception:  # nothing was trained: nothing to resume
+        directory.close()
+        shutil.rmtree(directory.path)
+        raise
     del preparations  # the trainer has packed their rows
     return trainer.run()
 
