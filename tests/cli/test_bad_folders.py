@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
+import torch
 
+from c4rl.core.networks import StackedMLP
 from tests.cli.support import SMALL, listing, logged_arrays, run, save_npz
 
 
@@ -78,4 +80,21 @@ def test_a_divergence_that_the_policy_cannot_have_is_refused_before_any_work(
     assert run("train", *flags, "--divergence", "kl", "--divergence-weight", "1") == 2
     error = capsys.readouterr().err
     assert "divergence 'kl'" in error and "a deterministic policy has none" in error
+    assert not (tmp_path / "job").exists()
+
+
+def test_networks_that_do_not_fit_into_memory_are_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def allocate(*_: object, **__: object) -> None:
+        torch.empty(2**60)  # what networks of 100,000 units would ask for, on a machine that lends no more than it has
+
+    monkeypatch.setattr(StackedMLP, "__init__", allocate)
+    data = save_npz(tmp_path / "data.npz")
+    assert run("train", "--dataset", data, "--task", "none", "--output", tmp_path / "job", *SMALL) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(
+        "c4rl: found not enough memory to allocate 4611686018427387904 bytes, expected smaller networks"
+    )
+    assert err.count("\n") == 1
     assert not (tmp_path / "job").exists()

@@ -190,6 +190,11 @@ CASES: dict[str, tuple[Damage, tuple[str, ...], str]] = {
     ),
     "edited updates": (with_config(updates=2), RESUME, "found 4 updates done, expected at most the job's 2"),
     "deep config": (with_text("config.json", lambda text: DEEP.encode()), BOTH, "config.json"),
+    "huge config": (
+        lambda folder: os.truncate(folder / "config.json", 2**26),
+        BOTH,
+        "config.json: found 67,108,864 bytes, expected a config.json written by c4rl train of at most 33,554,432",
+    ),
     "nested config": (with_config(seeds=json.loads("[" * 30 + "]" * 30)), BOTH, "nested more than 20 deep"),
     "a number of many digits": (with_config(updates=10**4000), BOTH, "expected a whole number at least 1"),
     "config of foreign bytes": (with_text("config.json", lambda text: b"\xff\xfe\x00"), BOTH, "config.json: not JSON"),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+import c4rl.training.evaluation as evaluation_module
 import c4rl.training.loop as loop
 from c4rl.training.background import MOST_PENDING, PendingEvaluations
 from c4rl.training.checkpoint import load_checkpoint
@@ -271,9 +272,14 @@ def test_asked_to_stop_twice_it_waits_no_more_and_loses_nothing(
 ) -> None:
     folder = tmp_path / "job"
     slow.until = lambda number: False
+
+    def interrupted(returns: Any, check: Callable[[], None]) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        check()
+
     with pytest.MonkeyPatch.context() as monkeypatch:
         at_update(monkeypatch, 65, lambda: os.kill(os.getpid(), signal.SIGINT))
-        monkeypatch.setattr(SimulatorScores, "result", lambda self: os.kill(os.getpid(), signal.SIGINT))
+        monkeypatch.setattr(evaluation_module, "wait_for", interrupted)
         assert run(*command(folder)) == 130
     assert "c4rl: interrupted twice: left as of the last checkpoint; continue with: c4rl" in capsys.readouterr().err
     progress = load_checkpoint(folder / "checkpoint.safetensors")[1]

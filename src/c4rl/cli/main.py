@@ -1,6 +1,7 @@
 """The command line. Commands import what they need when they run, so that `c4rl tasks` does not wait for PyTorch."""
 
 import difflib
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -75,6 +76,12 @@ def main(arguments: Arguments | None = None) -> int:
         return 130
     except BrokenPipeError:
         return 0
+    except (MemoryError, RuntimeError) as error:  # PyTorch has no class of its own for a CPU's memory
+        if not isinstance(error, MemoryError) and "allocate" not in str(error):
+            raise
+        asked = re.search(r"allocate [\d.]+ \w+", str(error))
+        found = f"not enough memory{f' to {asked[0]}' if asked else ''}"
+        return _refuse(f"found {found}, expected smaller networks, batches or datasets, or fewer runs")
     except OSError as error:  # a file that cannot be read or written; the system says why
         if error.filename is None:
             raise

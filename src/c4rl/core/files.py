@@ -1,5 +1,6 @@
 """Files that are written whole or not at all, and read with care."""
 
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from typing import Any
 
 from c4rl.core.errors import InputError
 
-MOST_BYTES = 2**28  # of a file with text
+MOST_BYTES = 2**25  # of a file with JSON, which may take forty times as much memory
 MOST_NESTED = 20
 
 # reading the umask sets it for a moment, for all threads: do it once, before there are any
@@ -31,6 +32,14 @@ def replacing(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def not_written(path: Path, error: Exception, folder: Path) -> OSError:
+    """The error of a file of a job that could not be written: it says how to go on."""
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    number = error.errno if isinstance(error, OSError) and error.errno else errno.EIO
+    advice = f"when that is mended, continue with: c4rl train --resume {folder}"
+    return OSError(number, f"could not be written ({reason}); {advice}", str(path))
 
 
 def write_json(path: Path, data: Any) -> None:

@@ -15,8 +15,8 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 Array = np.ndarray
 
 MAX_WORKERS = 16
+WAKE_UP_SECONDS = 0.2
 MAX_DEATHS = 3  # of workers on one episode, before the evaluation fails
 SINGLE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
@@ -64,6 +65,14 @@ def rollout(environment: "gymnasium.Env", policy: NumpyPolicy, seed: int) -> dic
         "actions": np.stack(actions),
         "rewards": np.array(rewards),
     }
+
+
+def wait_for(returns: "Future[Array]", check: Callable[[], None] = lambda: None) -> Array:
+    """The result. check: called every now and then, may raise. The main thread has to wake up to act on Ctrl-C, which
+    may have reached any thread."""
+    while not wait([returns], WAKE_UP_SECONDS).done:
+        check()
+    return returns.result()
 
 
 @dataclass(eq=False)
@@ -173,7 +182,7 @@ class EvaluationPool:
 
     def evaluate(self, policies: Sequence[NumpyPolicy], episodes: int, seed: int) -> Array:
         """`submit`, and wait: [policies, episodes] raw undiscounted returns."""
-        return self.submit(policies, episodes, seed).result()
+        return wait_for(self.submit(policies, episodes, seed))
 
     def close(self) -> None:
         """End all workers now; evaluations that are not finished fail."""

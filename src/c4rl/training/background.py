@@ -1,6 +1,5 @@
 """Work in parallel with training: evaluations in worker processes, and files being written."""
 
-import errno
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
@@ -12,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from safetensors import SafetensorError
 
+from c4rl.core.files import not_written
 from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.jobs.config import TrainConfig
 from c4rl.training.checkpoint import load_policies, save_policies
@@ -172,10 +172,7 @@ class BackgroundWriter:
             write()
         except (OSError, SafetensorError) as error:
             self._failed = True
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            number = error.errno if isinstance(error, OSError) and error.errno else errno.EIO
-            advice = f"when that is mended, continue with: c4rl train --resume {self.folder}"
-            raise OSError(number, f"could not be written ({reason}); {advice}", str(path)) from error
+            raise not_written(path, error, self.folder) from error
         except BaseException:
             self._failed = True
             raise

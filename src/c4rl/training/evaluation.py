@@ -1,7 +1,7 @@
 """Scores of the runs: in the simulator, or on held-out trajectories where there is none."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from c4rl.core.buffer import Batch, TransitionBuffer
 from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.data.packing import pack_datasets
-from c4rl.environments.evaluation import MAX_WORKERS, EvaluationPool, available_cores
+from c4rl.environments.evaluation import MAX_WORKERS, EvaluationPool, available_cores, wait_for
 from c4rl.environments.tasks import Task
 from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.runs import Run, RunKey, ensembles_of, runs_of
@@ -24,8 +24,11 @@ CHUNK = 4096  # held-out rows per forward pass
 class SimulatorScores:
     """An evaluation under way in the worker processes."""
 
-    def __init__(self, by_task: list[tuple[Task, "Future[np.ndarray]", list[RunKey]]]) -> None:
+    def __init__(
+        self, by_task: list[tuple[Task, "Future[np.ndarray]", list[RunKey]]], check: Callable[[], None]
+    ) -> None:
         self._by_task = by_task  # the pending returns of each task, and the runs they belong to
+        self._check = check
 
     def done(self) -> bool:
         return all(returns.done() for _, returns, _ in self._by_task)
@@ -35,7 +38,7 @@ class SimulatorScores:
         return {
             run: score_record(task, episodes)
             for task, returns, runs in self._by_task
-            for run, episodes in zip(runs, returns.result(), strict=True)
+            for run, episodes in zip(runs, wait_for(returns, self._check), strict=True)
         }
 
 
@@ -43,9 +46,15 @@ class SimulatorEvaluation:
     """Undiscounted returns of the deterministic policy, each run's in its own task; scores are D4RL-normalised where
     the task has references."""
 
-    def __init__(self, config: TrainConfig, preparations: Sequence[Preparation], spare_cores: int = 0) -> None:
-        """spare_cores: cores that workers leave free, if --threads is not given."""
-        self.config = config
+    def __init__(
+        self,
+        config: TrainConfig,
+        preparations: Sequence[Preparation],
+        spare_cores: int = 0,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """spare_cores: cores that workers leave free, if --threads is not given. check: raises to end a long wait."""
+        self.config, self._check = config, check
         self.tasks = {run.key: preparations[run.data].task for run in runs_of(config)}
         self._pools: dict[Task, EvaluationPool] = {}
         cores = config.threads or min(available_cores() - spare_cores, MAX_WORKERS)
@@ -63,7 +72,7 @@ class SimulatorEvaluation:
             own = [policies[run] for run in runs]
             returns = self._pool(task).submit(own, self.config.eval_episodes, self.config.eval_seed)
             by_task.append((task, returns, runs))
-        return SimulatorScores(by_task)
+        return SimulatorScores(by_task, self._check)
 
     def ensembles(self, runs: Sequence[Run], policies: Mapping[RunKey, NumpyPolicy]) -> dict[str, list[dict[str, Any]]]:
         """The scores of --ensemble seeds acting together, by what their runs have in common."""
@@ -96,7 +105,10 @@ class HeldOutEvaluation:
     """On held-out rows, or on the training rows if there are none: the critic's TD error and the policy's distance to
     the logged actions."""
 
-    def __init__(self, preparations: Sequence[Preparation], training: TransitionBuffer) -> None:
+    def __init__(
+        self, preparations: Sequence[Preparation], training: TransitionBuffer, check: Callable[[], None] = lambda: None
+    ) -> None:
+        self._check = check
         kept = [(p.held_out, p.scaling) for p in preparations if p.held_out is not None]
         self.rows = "held_out" if kept else "training"
         self.buffer = pack_datasets(kept, training.packed.device) if kept else training
@@ -110,6 +122,7 @@ class HeldOutEvaluation:
             squared_error = torch.zeros(len(rows), dtype=torch.float64)
             squared_distance = torch.zeros(len(rows), dtype=torch.float64)
             for start in range(0, max(rows), CHUNK):
+                self._check()
                 position = torch.arange(start, min(start + CHUNK, max(rows)), device=offsets.device)
                 batch = buffer.gather(offsets + torch.minimum(position, lengths - 1))
                 error, distance = self._chunk(launch, batch, (position < lengths).double())

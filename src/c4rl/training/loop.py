@@ -1,5 +1,6 @@
 """The training loop: one job, R runs, events between updates."""
 
+import shutil
 import signal
 import threading
 import time
@@ -69,7 +70,12 @@ def train(config: TrainConfig, console: Console | None = None) -> dict[str, Any]
     preparations, device = prepare_all(config), choose_device(config.device)
     directory = RunDirectory(config.output)
     directory.create(config)
-    trainer = Trainer(config, preparations, directory, device, console or Console())
+    try:
+        trainer = Trainer(config, preparations, directory, device, console or Console())
+    except Exception:  # nothing was trained: nothing to resume
+        directory.close()
+        shutil.rmtree(directory.path)
+        raise
     del preparations  # the trainer has packed their rows
     return trainer.run()
 
@@ -144,9 +150,9 @@ class Trainer:
         self.evaluations, self.in_background = PendingEvaluations(), in_background(config, device)
         self.clustering = DeviceTimer(device)
         self.evaluate: SimulatorEvaluation | HeldOutEvaluation = (
-            HeldOutEvaluation(preparations, self.buffer)
+            HeldOutEvaluation(preparations, self.buffer, self._hurry)
             if preparations[0].task.name == "none"
-            else SimulatorEvaluation(config, preparations, spare_cores=1 if self.in_background else 0)
+            else SimulatorEvaluation(config, preparations, 1 if self.in_background else 0, self._hurry)
         )
         self.preparations = [preparation.without_rows() for preparation in preparations]
         if resumed and directory.checkpoint.exists():
@@ -160,6 +166,7 @@ class Trainer:
             self._save(0, forced=True)
         self.console = console
         self._stop: str | None = None
+        self._requests = 0  # to stop
 
     def run(self) -> dict[str, Any]:
         config = self.config
@@ -431,7 +438,7 @@ class Trainer:
                     f"expected {expected[:12]}...)"
                 )
         if began.environment != now.environment:
-            words = f"began on the simulator '{began.environment}' and would go on on '{now.environment}'"
+            words = f"began with the simulator {began.environment or 'unknown'} and continues with {now.environment}"
             if began.environment and physics(began.environment) != physics(now.environment or ""):
                 raise InputError(f"{path}: {words}, expected the same: their scores do not compare")
             self.notes.append(f"warning: {path}: {words}")
@@ -439,17 +446,18 @@ class Trainer:
         began.threads = self.config.threads or began.threads or now.threads  # sums round differently with others
         torch.set_num_threads(began.threads)
 
+    def _hurry(self) -> None:
+        """Called during long waits: end them at a second request to stop. A handler that raised by itself might do so
+        where Python ignores it, or in the middle of closing files."""
+        if self._requests > 1:
+            raise KeyboardInterrupt
+
     @contextmanager
     def _graceful_interruption(self) -> Iterator[None]:
         """Ctrl-C and termination finish the current update, save, and print how to continue."""
 
-        asked = 0
-
         def note(number: int, frame: Any) -> None:
-            nonlocal asked
-            asked += 1
-            if asked == 2:  # at once; further requests wait until files and processes are closed
-                raise KeyboardInterrupt
+            self._requests += 1
             self._stop = "interrupted" if number == signal.SIGINT else "terminated"
 
         # only Python's main thread handles signals; the caller stops a job that runs in another thread

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from c4rl.core.errors import InputError
 from c4rl.core.extras import installed
-from c4rl.core.files import parse_json, read_bytes, replacing, write_json
+from c4rl.core.files import not_written, parse_json, read_bytes, replacing, write_json
 from c4rl.core.typed_json import jsonable
 from c4rl.jobs.config import RESUMABLE, TrainConfig, digest, read_config, stored_config, to_json
 from c4rl.jobs.runs import Run, RunKey, file_name, key_of, runs_of
@@ -105,6 +105,12 @@ class RunDirectory:
 
     def log(self, update: int, per_run: Mapping[RunKey, dict[str, Any]]) -> None:
         """A line of metrics.jsonl for each run, all in one go; and the numbers to TensorBoard."""
+        try:
+            self._log(update, per_run)
+        except OSError as error:
+            raise not_written(self.path / "metrics.jsonl", error, self.path) from error
+
+    def _log(self, update: int, per_run: Mapping[RunKey, dict[str, Any]]) -> None:
         assert self._metrics is not None
         lines = ({"update": update, **self._runs[key].facts, **values} for key, values in per_run.items())
         self._metrics.write("".join(json.dumps(jsonable(line)) + "\n" for line in lines))
@@ -142,11 +148,10 @@ class RunDirectory:
             os.fsync(self._metrics.fileno())
 
     def close(self) -> None:
-        for writer in self._writers.values():
-            writer.close()
-        for file in (self._metrics, self._lock):
-            if file is not None:
-                file.close()
+        for file in (*self._writers.values(), self._metrics, self._lock):
+            with suppress(OSError):  # what did not fit on the disk was reported, or is written again
+                if file is not None:
+                    file.close()
 
 
 def check_new_output(path: Path) -> None:

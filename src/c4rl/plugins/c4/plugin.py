@@ -22,8 +22,8 @@ from c4rl.plugins.seams import ActorStep, CriticStep, Host, Plugin, Sampler
 @dataclass(frozen=True)
 class C4Config(ClusteringConfig, PenaltyConfig, DivergenceConfig, AuthorsConfig):
     actor_rows: Literal["cluster", "uniform"] = "uniform"
-    """Rows of the actor's batch: its own from all the data (Algorithm 1 says "critic minibatch", and it scores more), or
-    the critics', from one cluster (as the section on clustered buffers argues, and --preset paper)."""
+    """Rows of the actor's batch: its own from all the data (Algorithm 1 says "critic minibatch"; scores more), or the
+    critics', from one cluster (as the section on clustered buffers argues, and --preset paper)."""
 
     def check(self) -> None:
         super().check()
