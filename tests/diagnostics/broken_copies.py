@@ -119,6 +119,11 @@ def _two_episodes_joined(a: Arrays) -> None:
     a["next_observations"][end + 1 :] += 3
 
 
+def _one_long_episode(a: Arrays) -> None:
+    a["trajectory_ids"][:] = 0
+    a["terminals"][:] = False
+
+
 def _shifted_next_observations(a: Arrays) -> None:
     a["next_observations"] = np.roll(a["next_observations"], -1, axis=0)
 
@@ -194,6 +199,7 @@ FAULTS: dict[str, tuple[Callable[[Arrays], None], str]] = {
     "time-outs inside episodes": (_timeouts_inside, "ends_inside_episodes"),
     "terminals the wrong way round": (_terminals_reversed, "too_many_terminals"),
     "a missing end": (_two_episodes_joined, "jumps"),
+    "all in one episode": (_one_long_episode, "missing_timeouts"),
     "shifted next observations": (_shifted_next_observations, "disagreements"),
     "permuted next observations": (_permuted_next_observations, "disagreements"),
     "rows that do not move": (_unmoved, "standing_still"),

@@ -72,7 +72,7 @@ def test_terms_are_shown_with_scores_and_their_rank_correlation(tmp_path: Path) 
     job = make_folder(tmp_path / "job", seeds=tuple(range(5)))  # a later seed scores more
     found = {
         "cosines": {"cosine_with_variance": 0.9, "cosine_with_mean": 0.1},
-        "q": {"bound": 100.0} | {kind: {"mean": 1.0} for kind in ("data", "policy", "random")},
+        "q": {"bound": "inf"} | {kind: {"mean": "nan"} for kind in ("data", "policy", "random")},
     }
     terms = {"variance": 1, "cross_share": 1, "base_variance": 1, "by_step": [], "gap_order": None, "B": 3.0}
     runs = [found | {"run": f"seed_{i}", "terms": terms | {"A": 10.0 + i, "C": 1.0 - i}} for i in range(5)]
@@ -81,6 +81,20 @@ def test_terms_are_shown_with_scores_and_their_rank_correlation(tmp_path: Path) 
     text = (tmp_path / "page.html").read_text("utf-8")
     assert "over 5 runs: A +1.00, B +0.00, C -1.00." in text
     assert ">job, seed_3</th><td>11</td><td>13</td>" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "field"),
+    [("summary.json", {"device": "cpu"}, "dataset"), ("diagnostics.json", {"runs": [{"run": "seed_0"}]}, "terms.A")],
+)
+def test_a_file_of_another_version_is_refused(
+    name: str, content: dict[str, Any], field: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = make_folder(tmp_path / "job")
+    (job / name).write_text(json.dumps(content))
+    assert run("report", job, "--output", tmp_path / "page.html") == 2
+    assert f"{name}: field '{field}' is missing" in capsys.readouterr().err
+    assert not (tmp_path / "page.html").exists()
 
 
 def test_policies_of_a_maze_are_drawn(tmp_path: Path) -> None:

@@ -49,7 +49,11 @@ def _stop(cloning: CloningCurve) -> Setting:
     last = cloning.updates[-1]
     if not cloning.overfits:
         reason = f"The held-out action error still falls, or is flat, at update {last:,} ({how})."
-        return Setting("stop cloning at", f"{last:,} updates or later", reason)
-    rounded = float(f"{cloning.stop:.2g}")  # the probe knows no more
+        return Setting("stop cloning at", f"{_rounded(last)} updates or later", reason)
     reason = f"The held-out action error is least at update {cloning.best:,} and clearly higher after that ({how})."
-    return Setting("stop cloning at", f"about {rounded:,.0f} updates", reason)
+    return Setting("stop cloning at", f"about {_rounded(cloning.stop)} updates", reason)
+
+
+def _rounded(updates: int) -> str:
+    """To two digits: the probe knows no more."""
+    return f"{float(f'{updates:.2g}'):,.0f}"

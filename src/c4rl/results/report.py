@@ -27,7 +27,7 @@ from c4rl.environments.tasks import Task, get_task, missing
 from c4rl.jobs.config import TrainConfig, to_json
 from c4rl.jobs.runs import RunKey, dataset_labels, file_name, runs_of
 from c4rl.results.statistics import mean_interval, rank_correlation
-from c4rl.training.run_directory import job_config
+from c4rl.training.run_directory import NOT_FINITE, job_config
 
 PLOTTED = 60  # methods; tables have all
 POINTS = 100  # of a curve
@@ -35,6 +35,15 @@ NUMBERS = 16_000  # of a plot, so that the page of a large sweep stays small
 CORRELATED = 5  # runs, before a correlation is shown
 MAZES = 4  # side by side
 LARGEST_CARD = 300 * 2**20  # bytes of a dataset that is read for its card
+TIMINGS = ("total_seconds", "evaluation_seconds", "clustering_seconds", "run_updates_per_second")
+COSINES = {"cosine_with_variance": "with grad Var", "cosine_with_mean": "with grad mean^2"}
+NEEDED = (  # of each run in the file of `c4rl diagnose --save`
+    ("run",),
+    *(("terms", name) for name in (*TERMS, "by_step", "gap_order")),
+    *(("cosines", name) for name in COSINES),
+    *(("q", kind, "mean") for kind in ACTIONS),
+    ("q", "bound"),
+)
 CURVES = {  # metric -> (title, log scale)
     "q": ("Mean Q of the batch", False),
     "critic_loss": ("Critic loss", True),
@@ -68,7 +77,8 @@ class Method:
         """Finite scores of each run that has some."""
         found = []
         for lines in self.runs.values():
-            pairs = [(u, v) for u, v in zip(*values_of(lines, self.score), strict=True) if v is not None]
+            points = zip(*values_of(lines, self.score), strict=True)
+            pairs = [(u, v) for u, v in points if v is not None and math.isfinite(v)]
             if pairs:
                 found.append(([u for u, _ in pairs], [float(v) for _, v in pairs]))
         return found
@@ -102,9 +112,14 @@ def _read_job(folder: Path, label: str, several: bool) -> Job:
         own = lines.get(run.key, [])
         name = ": ".join(part for part in (label if several else "", run.group) if part) or label
         methods.setdefault(name, Method(name, folder, _score_of(own))).runs[run.key] = own
-    return Job(
-        folder, label, config, _json(folder / "summary.json"), _json(folder / DIAGNOSTICS), list(methods.values())
-    )
+    summary, diagnostics = _json(folder / "summary.json"), _json(folder / DIAGNOSTICS)
+    if summary is not None:
+        _need(folder / "summary.json", summary, ("device",), ("dataset",), *(("timing", name) for name in TIMINGS))
+    if diagnostics is not None:
+        _need(folder / DIAGNOSTICS, diagnostics, ("runs",))
+        for one in diagnostics["runs"]:
+            _need(folder / DIAGNOSTICS, one, *NEEDED)
+    return Job(folder, label, config, summary, diagnostics, list(methods.values()))
 
 
 def _score_of(lines: list[dict[str, Any]]) -> str:
@@ -113,13 +128,32 @@ def _score_of(lines: list[dict[str, Any]]) -> str:
     return next(names, "score")
 
 
+def _need(path: Path, data: Any, *places: tuple[str, ...]) -> None:
+    """Refuse a file that was edited, or is of another version."""
+    for place in places:
+        inner = data
+        for name in place:
+            if not isinstance(inner, dict) or name not in inner:
+                raise InputError(f"{path}: field '{'.'.join(place)}' is missing, expected the file as c4rl wrote it")
+            inner = inner[name]
+
+
 def _json(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        return json.loads(path.read_text("utf-8"))
+        return _with_floats(json.loads(path.read_text("utf-8")))
     except (json.JSONDecodeError, UnicodeDecodeError):
         raise InputError(f"{path}: not JSON, expected a file of c4rl") from None
+
+
+def _with_floats(value: Any) -> Any:
+    """Numbers that JSON lacks are stored by their names."""
+    if isinstance(value, dict):
+        return {name: _with_floats(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_with_floats(one) for one in value]
+    return float(value) if value in NOT_FINITE else value
 
 
 def write_report(folders: Sequence[Path], path: Path, pictures: Sequence[tuple[Path, str]] = ()) -> None:
@@ -273,10 +307,7 @@ def _inside(page: Page, jobs: Sequence[Job]) -> None:
     steps = [(f"{label}, {r['run']}", r["terms"]["by_step"]) for label, r in runs[:PLOTTED]]
     gaps = [Series(name, [p["k"] for p in points], [p["gap"] for p in points]) for name, points in steps]
     places, names = list(range(len(runs))), [f"{label}, {r['run']}" for label, r in runs]
-    cosines = [
-        Series(title, places, [r["cosines"][name] for _, r in runs])
-        for name, title in (("cosine_with_variance", "with grad Var"), ("cosine_with_mean", "with grad mean^2"))
-    ]
+    cosines = [Series(title, places, [r["cosines"][name] for _, r in runs]) for name, title in COSINES.items()]
     values = [Series(f"{kind} actions", places, [r["q"][kind]["mean"] for _, r in runs]) for kind in ACTIONS]
     page.plots(
         Plot("Gap between measured and linear variance", "k", gaps, log_x=True, log_y=True),
@@ -337,8 +368,7 @@ def _timings(page: Page, jobs: Sequence[Job]) -> None:
     for job in jobs:
         if job.summary is not None:
             timing = job.summary["timing"]
-            names = ("total_seconds", "evaluation_seconds", "clustering_seconds", "run_updates_per_second")
-            rows.append([job.label, job.summary["device"], *(float(timing[name]) for name in names)])
+            rows.append([job.label, job.summary["device"], *(float(timing[name]) for name in TIMINGS)])
         else:
             rows.append([job.label, "not finished", None, None, None, None])
     page.section("Timings")

@@ -85,7 +85,10 @@ class SimulatorEvaluation:
             for group, several in ensembles_of(runs, self.config.ensemble).items()
         }
         task = {run.group: self.tasks[run.key] for run in runs}
-        return {group: [score_record(task[group], own) for own in found.result()] for group, found in pending.items()}
+        return {
+            group: [score_record(task[group], own) for own in wait_for(found, self._check)]
+            for group, found in pending.items()
+        }
 
     def _pool(self, task: Task) -> EvaluationPool:
         if task not in self._pools:

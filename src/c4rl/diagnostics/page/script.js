@@ -19,7 +19,7 @@
   };
   const niceTicks = (low, high, count) => {
     const raw = (high - low) / count || 1, power = 10 ** Math.floor(Math.log10(raw));
-    const step = [1, 2, 5, 10].map(f => f * power).find(s => s >= raw);
+    const step = [1, 2, 5, 10].map(f => f * power).find(s => s >= raw * .7);
     const out = [];
     for (let v = Math.ceil(low / step) * step; v <= high + step * 1e-6; v += step) out.push(Math.abs(v) < step * 1e-6 ? 0 : v);
     return out;
