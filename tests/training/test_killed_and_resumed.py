@@ -21,7 +21,7 @@ from c4rl.training.checkpoint import Progress, load_checkpoint
 from c4rl.training.evaluation import HeldOutEvaluation
 from c4rl.training.launch import Launch
 from tests.cli.support import Arrays, assert_tensorboard_shows_the_metrics, listing, metric_lines, run
-from tests.training.jobs import STEADY, assert_same_job, last_update, start, wait_until
+from tests.training.jobs import STEADY, ToBeKilled, assert_same_job, last_update, start, wait_until
 
 UPDATES = 240
 Command = Callable[[Path], list[object]]
@@ -63,12 +63,12 @@ def test_killed_at_random_moments(algorithm: str, commands: Commands, undisturbe
     command = commands[algorithm](folder)
     kills = 0
     for moment in (0, 60, 180):  # about there; 0 is before or at the first checkpoint
-        process = start(*command)
+        process = ToBeKilled(*command)
         if wait_until(process, folder, moment):
             time.sleep(chance.uniform(0, 0.1))
             kills += process.poll() is None
             process.kill()
-        process.communicate()
+        process.join()
         command = ["train", "--resume", folder]
     assert kills >= 2, "the job was over before it could be killed"
     assert run(*command) == 0
@@ -126,14 +126,14 @@ def test_two_processes_on_one_folder(
     commands: Commands, undisturbed: Folders, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "job"
-    process = start(*commands["c4"](folder))
-    assert wait_until(process, folder, 20)
+    process = ToBeKilled(*commands["c4"](folder))
+    assert wait_until(process, folder, 20) and process.pid is not None
     os.kill(process.pid, signal.SIGSTOP)  # it must not end before the other tries
     assert run("train", "--resume", folder) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and str(folder) in error and "in use by another c4rl process" in error
     process.kill()
-    process.communicate()
+    process.join()
     assert run("train", "--resume", folder) == 0  # the lock died with its holder
     assert_same_job(folder, undisturbed["c4"])
 
