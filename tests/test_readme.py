@@ -1,7 +1,9 @@
 """The README's commands and code blocks, executed in order in one folder; and the policy file's reader."""
 
+import contextlib
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 import c4rl
+from c4rl.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
@@ -19,8 +22,11 @@ BIN = Path(sys.executable).parent
 PARTS = re.compile(
     r"^```(?P<language>sh|python)\n(?P<code>.*?)^```$|`(?P<inline>c4rl [^`]+ --[^`]+)`", re.DOTALL | re.M
 )
-# the only thing that is changed: thousands of updates become twenty
-MANY_UPDATES = re.compile(r"--updates \d{4,}\b")
+# the only thing that is changed: there are four updates, with two evaluations
+NUMBERS = {
+    re.compile(r"(\bupdates[ =])\d{2,}\b"): r"\g<1>4",
+    re.compile(r"(\beval[-_]every[ =])\d{2,}\b"): r"\g<1>2",
+}
 
 
 def readme_parts() -> list[tuple[str, str]]:
@@ -32,6 +38,12 @@ def readme_parts() -> list[tuple[str, str]]:
         else:
             parts.append((match["language"], match["code"]))
     return parts
+
+
+def shortened(code: str) -> str:
+    for number, shorter in NUMBERS.items():
+        code = number.sub(shorter, code)
+    return code
 
 
 def is_make(line: str) -> bool:
@@ -64,16 +76,31 @@ def execute(command: list[str], folder: Path) -> str:
     return done.stdout
 
 
+def exit_code(line: str) -> object:
+    """Of a command line of c4rl in this process."""
+    program, *arguments = shlex.split(line)
+    assert program == "c4rl"
+    try:
+        return main(arguments)
+    except SystemExit as end:  # --help
+        return end.code
+
+
 @pytest.fixture(scope="module")
 def executed(folder: Path) -> Path:
-    """The folder after everything in the README was run there."""
+    """The folder after everything in the README was run there: `data info` by a shell, as all would be, other commands
+    in this process, which has imported PyTorch."""
     for language, code in readme_parts():
         if language == "python":
-            execute([sys.executable, "-c", code], folder)
+            execute([sys.executable, "-c", shortened(code)], folder)
             continue
         lines = [line for line in code.replace("\\\n", " ").splitlines() if line.strip() and not is_make(line)]
-        for line in lines:
-            execute(["bash", "-c", MANY_UPDATES.sub("--updates 20", line)], folder)
+        for line in map(shortened, lines):
+            if line.startswith("c4rl data info"):
+                execute(["bash", "-c", line], folder)
+                continue
+            with contextlib.chdir(folder):
+                assert exit_code(line) == 0, line
     return folder
 
 

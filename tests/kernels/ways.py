@@ -3,7 +3,7 @@
 The interpreter does in NumPy, one program after another, what the kernels say. It is slow and has no warps, races or
 compiler's refusals, but it reads and writes where the kernels do. Triton decides as it is imported whether to
 interpret: TRITON_INTERPRET=1 must be in the environment of a fresh process by then. The compiler writes the machine
-code of a GPU that need not be there; nothing is launched, and what a kernel would have written stays zero.
+code of GPUs that need not be there; nothing is launched, and what a kernel would have written stays zero.
 """
 
 import pkgutil
@@ -24,12 +24,14 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.language.extra import libdevice
+from triton.runtime import interpreter
 from triton.runtime.interpreter import GridExecutor, InterpretedFunction, InterpreterBuilder, TensorHandle
 from triton.runtime.jit import JITFunction
 
 from c4rl.core import networks, ops
 from c4rl.core.ops import mlp as networks_op
 
+TARGETS = (90, 80)  # what the compiler writes for: H100 and A100
 LIBDEVICE = ("cos", "exp", "log", "log1p", "sin", "tanh")  # what the kernels take from it, in NumPy by the same names
 TYPES = {
     torch.float32: "fp32",
@@ -68,11 +70,11 @@ class Way:
     """How the kernels are run, and which have been since `used` was emptied."""
 
     def __init__(self, name: str) -> None:
-        """gpu, interpreter, or sm_80 and the like: compiled for such a GPU."""
+        """gpu, interpreter or compiler."""
         self.name, self.device = name, torch.device("cuda" if name == "gpu" else "cpu")
         self.used: set[str] = set()
         self.ever_used: set[str] = set()
-        self.computes = not name.startswith("sm_")
+        self.computes = name != "compiler"
 
     def sized(self, many: Any, few: Any) -> Any:
         """What a case is to be made of; the interpreter is slow."""
@@ -103,7 +105,7 @@ class Way:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        with {"gpu": _on_gpu, "interpreter": _interpreted}.get(self.name, _compiled)(self):
+        with {"gpu": _on_gpu, "interpreter": _interpreted, "compiler": _compiled}[self.name](self):
             yield
 
 
@@ -130,28 +132,54 @@ def _on_gpu(way: Way) -> Iterator[None]:
 def _interpreted(way: Way) -> Iterator[None]:
     if not isinstance(tl.sum, InterpretedFunction):
         raise RuntimeError("TRITON_INTERPRET: found another value as Triton was imported, expected 1")
-    launch = GridExecutor.__call__
+    launch, patch_language = GridExecutor.__call__, interpreter._patch_lang
+    patched: set[str] = set()
 
     def noted(executor: Any, *arguments: Any, **options: Any) -> None:
         way.note(_name(executor.fn))
+        patched.clear()
         launch(executor, *arguments, **options)
+
+    def patch_once(function: Any) -> Any:
+        """For all of a launch: the interpreter does it in every call of a function, which takes most of its time."""
+        if (module := function.__globals__["__name__"]) in patched:
+            return None
+        patched.add(module)
+        return patch_language(function)
 
     # programs also compute beyond the ends of tensors, where nothing is stored, and hashes are meant to overflow
     with pytest.MonkeyPatch.context() as patch, np.errstate(all="ignore"), _on_the_cpu():
         patch.setattr(GridExecutor, "__call__", noted)
+        patch.setattr(interpreter, "_patch_lang", patch_once)
         patch.setattr(InterpreterBuilder, "create_dot", _dot)
         for name in LIBDEVICE:
             patch.setattr(libdevice, name, _elementwise(getattr(np, name)))
         yield
 
 
-_compilations: dict[tuple[str, str], Any] = {}
+_compiled_for: set[str] = set()
+
+
+def _reasons(target: int, choices: dict[str, Any], ones: set[str], signature: str) -> Iterator[str]:
+    """Why to compile a kernel once more: its code, hence what may be refused, depends on what was chosen for it.
+
+    Where tensor cores multiply it depends on all that is known of the arguments, by which tiles are laid out. GPUs
+    differ in tensor cores alone, so that one of them is enough for all combinations of other choices.
+    """
+    combination = str(sorted(choices.items()))
+    if target == TARGETS[0]:
+        yield combination
+        yield from (f"{name}=1" for name in ones)  # a constant, where others are numbers
+        if choices.get("SPLIT"):
+            yield signature
+    else:
+        yield from (f"{name}={value}" for name, value in choices.items())
+        if choices.get("SPLIT"):
+            yield combination
 
 
 @contextmanager
 def _compiled(way: Way) -> Iterator[None]:
-    target = GPUTarget("cuda", int(way.name.removeprefix("sm_")), 32)
-
     def compile_instead(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
         values = dict(zip(kernel.arg_names, arguments, strict=False))
         values |= {name: options.pop(name) for name in list(options) if name in kernel.arg_names}
@@ -166,13 +194,21 @@ def _compiled(way: Way) -> Iterator[None]:
                 signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
                 if isinstance(value, int) and value % 16 == 0:
                     aligned[(place,)] = [["tt.divisibility", 16]]
-        way.note(_name(kernel.fn))
-        key = way.name, f"{_name(kernel.fn)} {signature} {constants} {aligned} {options}"
-        if key not in _compilations:
+        name = _name(kernel.fn)
+        way.note(name)
+        chosen = {parameter.name: values[parameter.name] for parameter in kernel.params if parameter.is_constexpr}
+        types = {name: kind for name, kind in signature.items() if kind.startswith("*")}
+        ones = {name for name, kind in signature.items() if kind == "constexpr" and name not in chosen}
+        for target in TARGETS:
+            key = f"sm_{target} {name} {signature} {constants} {aligned} {options}"
+            reasons = {f"sm_{target} {name} {why}" for why in _reasons(target, chosen | types | options, ones, key)}
+            if reasons <= _compiled_for:
+                continue
+            _compiled_for.update(reasons)
             source = ASTSource(kernel, signature, constants, aligned)
-            _compilations[key] = triton.compile(source, target=target, options=options)
-            assert "cubin" in _compilations[key].asm
-            assert not re.search(r"wgmma\.mma_async[^;]*\}, *\{", _compilations[key].asm["ptx"]), f"{key}: see `split`"
+            assembly = triton.compile(source, target=GPUTarget("cuda", target, 32), options=options).asm
+            assert "cubin" in assembly
+            assert not re.search(r"wgmma\.mma_async[^;]*\}, *\{", assembly["ptx"]), f"{key}: see `split`"
 
     with pytest.MonkeyPatch.context() as patch, _on_the_cpu():
         patch.setattr(JITFunction, "run", compile_instead)

@@ -1,11 +1,13 @@
 """Jobs to be disturbed: their commands, their processes, and what must come out the same."""
 
+import multiprocessing
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+from c4rl.cli.main import main
 from tests.cli.support import SMALL, assert_same_tensors, metric_lines, summary
 
 # one thread: the same rounding in every process
@@ -24,6 +26,28 @@ def start(*arguments: object) -> subprocess.Popen[str]:
     )
 
 
+_forks = multiprocessing.get_context("forkserver")
+_forks.set_forkserver_preload(["c4rl.cli.main", "c4rl.training.loop"])
+
+
+class ToBeKilled(_forks.Process):
+    """c4rl ARGUMENTS as a process that is spared the seconds which importing PyTorch takes: a fork of one that has."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(target=_run_silently, args=([*map(str, arguments)],), daemon=True)
+        self.start()
+
+    def poll(self) -> int | None:
+        return self.exitcode
+
+
+def _run_silently(arguments: list[str]) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(nowhere, stream)
+    sys.exit(main(arguments))
+
+
 def last_update(folder: Path) -> int:
     """The update of the last whole line of metrics.jsonl."""
     path = folder / "metrics.jsonl"
@@ -31,7 +55,7 @@ def last_update(folder: Path) -> int:
     return int(whole.rpartition('{"update": ')[2].partition(",")[0]) if whole else 0
 
 
-def wait_until(process: subprocess.Popen[str], folder: Path, update: int) -> bool:
+def wait_until(process: subprocess.Popen[str] | ToBeKilled, folder: Path, update: int) -> bool:
     """Whether the job got to this update (0: to its config.json) before its process ended."""
     deadline = time.monotonic() + 120
     while process.poll() is None:

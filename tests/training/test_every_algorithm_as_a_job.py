@@ -9,7 +9,7 @@ import pytest
 from c4rl.jobs.registry import ALGORITHMS
 from tests.cli.support import metric_lines, run, summary
 from tests.helpers import SMALL as SMALL_OPTIONS
-from tests.training.jobs import STEADY, assert_same_job, start, wait_until
+from tests.training.jobs import STEADY, ToBeKilled, assert_same_job, wait_until
 
 TASK = "maze2d-open-dense-v0"
 # flags that make an algorithm's own networks small and its stages about as long as the critic's
@@ -58,11 +58,11 @@ def test_killed_within_and_between_stages(algorithm: str, plain_data: Path, tmp_
     chance, kills = random.Random(algorithm), 0
     words = [*command, "--output", tmp_path / "job"]
     for moment in sorted(chance.sample(range(5, total - 80), 4)):  # the rest is for being noticed in
-        process = start(*words)
+        process = ToBeKilled(*words)
         if wait_until(process, tmp_path / "job", moment):
             kills += process.poll() is None
             process.kill()
-        process.communicate()
+        process.join()
         words = ["train", "--resume", tmp_path / "job"]
     assert kills >= 2, "the job was over before it could be killed"
     assert run(*words) == 0

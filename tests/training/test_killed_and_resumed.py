@@ -21,7 +21,7 @@ from c4rl.training.checkpoint import Progress, load_checkpoint
 from c4rl.training.evaluation import HeldOutEvaluation
 from c4rl.training.launch import Launch
 from tests.cli.support import Arrays, assert_tensorboard_shows_the_metrics, listing, metric_lines, run
-from tests.training.jobs import STEADY, assert_same_job, last_update, start, wait_until
+from tests.training.jobs import STEADY, ToBeKilled, assert_same_job, last_update, start, wait_until
 
 UPDATES = 240
 Command = Callable[[Path], list[object]]
@@ -62,13 +62,13 @@ def test_killed_at_random_moments(algorithm: str, commands: Commands, undisturbe
     folder = tmp_path / "job"
     command = commands[algorithm](folder)
     kills = 0
-    for moment in (0, 60, 120, 200):  # about there; 0 is before or at the first checkpoint
-        process = start(*command)
+    for moment in (0, 60, 180):  # about there; 0 is before or at the first checkpoint
+        process = ToBeKilled(*command)
         if wait_until(process, folder, moment):
             time.sleep(chance.uniform(0, 0.1))
             kills += process.poll() is None
             process.kill()
-        process.communicate()
+        process.join()
         command = ["train", "--resume", folder]
     assert kills >= 2, "the job was over before it could be killed"
     assert run(*command) == 0
@@ -86,7 +86,7 @@ def test_asked_to_stop_it_saves_and_says_how_to_go_on(
     number: int, word: str, commands: Commands, undisturbed: Folders, tmp_path: Path
 ) -> None:
     folder = tmp_path / "job"
-    process = start(*commands["cql"](folder))
+    process = start(*commands["c4"](folder))
     assert wait_until(process, folder, 40)
     os.killpg(process.pid, number)
     _, error = process.communicate()
@@ -98,7 +98,7 @@ def test_asked_to_stop_it_saves_and_says_how_to_go_on(
     assert saved == int(match[1]) >= last_update(folder)
     assert not (folder / "summary.json").exists()
     assert run(*match[2].split()[1:]) == 0
-    assert_same_job(folder, undisturbed["cql"])
+    assert_same_job(folder, undisturbed["c4"])
 
 
 def test_asked_to_stop_during_an_evaluation(
@@ -114,11 +114,11 @@ def test_asked_to_stop_during_an_evaluation(
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(HeldOutEvaluation, "__call__", interrupted)
-        assert run(*commands["cql"](folder)) == 130
+        assert run(*commands["c4"](folder)) == 130
     assert "interrupted: saved at update 61 of 240" in capsys.readouterr().err
     assert load_checkpoint(folder / "checkpoint.safetensors")[1].update == 61
     assert run("train", "--resume", folder) == 0
-    assert_same_job(folder, undisturbed["cql"])
+    assert_same_job(folder, undisturbed["c4"])
     assert_tensorboard_shows_the_metrics(folder)
 
 
@@ -126,16 +126,16 @@ def test_two_processes_on_one_folder(
     commands: Commands, undisturbed: Folders, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "job"
-    process = start(*commands["cql"](folder))
-    assert wait_until(process, folder, 20)
+    process = ToBeKilled(*commands["c4"](folder))
+    assert wait_until(process, folder, 20) and process.pid is not None
     os.kill(process.pid, signal.SIGSTOP)  # it must not end before the other tries
     assert run("train", "--resume", folder) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and str(folder) in error and "in use by another c4rl process" in error
     process.kill()
-    process.communicate()
+    process.join()
     assert run("train", "--resume", folder) == 0  # the lock died with its holder
-    assert_same_job(folder, undisturbed["cql"])
+    assert_same_job(folder, undisturbed["c4"])
 
 
 class PowerCut(Exception):
@@ -182,8 +182,8 @@ def _between_the_policies_and_the_checkpoint(monkeypatch: pytest.MonkeyPatch) ->
     [
         (_during_an_update, "c4"),
         (_during_an_update, "cql"),
-        (_while_a_checkpoint_is_half_written, "cql"),
-        (_between_the_policies_and_the_checkpoint, "cql"),
+        (_while_a_checkpoint_is_half_written, "c4"),
+        (_between_the_policies_and_the_checkpoint, "c4"),
     ],
 )
 def test_a_power_cut(
@@ -204,7 +204,7 @@ def test_remains_of_half_written_files_do_no_harm(commands: Commands, undisturbe
     with pytest.MonkeyPatch.context() as patched:
         _during_an_update(patched)
         with pytest.raises(PowerCut):
-            run(*commands["cql"](folder))
+            run(*commands["c4"](folder))
     whole = (folder / "checkpoint.safetensors").read_bytes()
     (folder / ".checkpoint.safetensors.1234.partial").write_bytes(whole[: len(whole) // 2])
     (folder / ".policy_last.safetensors.1234.partial").write_bytes(b"")
@@ -212,7 +212,7 @@ def test_remains_of_half_written_files_do_no_harm(commands: Commands, undisturbe
     with open(folder / "metrics.jsonl", "a") as file:
         file.write('{"update": 160, "seed": 0, "critic_lo')
     assert run("train", "--resume", folder) == 0
-    assert_same_job(folder, undisturbed["cql"])
+    assert_same_job(folder, undisturbed["c4"])
     assert not list(folder.glob(".*.partial"))
 
 
@@ -221,7 +221,7 @@ def test_tensorboard_shows_each_metric_once_whatever_the_clock_says(
 ) -> None:
     """Event files are named after the time; each process here seems to begin an hour before the one it continues."""
     folder = tmp_path / "job"
-    command = commands["cql"](folder)
+    command = commands["c4"](folder)
     for hours, at in enumerate((95, 165, None)):
         with pytest.MonkeyPatch.context() as monkeypatch:
             now = time.time() - 3600 * hours
@@ -233,7 +233,7 @@ def test_tensorboard_shows_each_metric_once_whatever_the_clock_says(
                 with pytest.raises(PowerCut):
                     run(*command)
         command = ["train", "--resume", folder]
-    assert_same_job(folder, undisturbed["cql"])
+    assert_same_job(folder, undisturbed["c4"])
     assert_tensorboard_shows_the_metrics(folder)
 
 
@@ -244,13 +244,13 @@ def test_tensorboard_shows_each_metric_once_after_a_kill_within_a_record(
     with pytest.MonkeyPatch.context() as monkeypatch:
         _during_an_update(monkeypatch, at=165)
         with pytest.raises(PowerCut):
-            run(*commands["cql"](folder))
+            run(*commands["c4"](folder))
     for seed, length in ((0, 5), (1, 20)):  # within the record's length, within what it holds
         (events,) = (folder / "tensorboard" / f"seed_{seed}").iterdir()
         whole = events.read_bytes()
         events.write_bytes(whole + whole[:length])
     assert run("train", "--resume", folder) == 0
-    assert_same_job(folder, undisturbed["cql"])
+    assert_same_job(folder, undisturbed["c4"])
     assert_tensorboard_shows_the_metrics(folder)
 
 
