@@ -9,6 +9,7 @@ EXTRAS = {
     "matplotlib": "figures",
     "tensorboard": "tensorboard",
     "minari": "minari",
+    "onnx": "onnx",
     "gymnasium_robotics": "robotics",
 }
 

@@ -9,10 +9,12 @@ import numpy as np
 from c4rl.core.errors import InputError
 from c4rl.core.files import replacing
 from c4rl.core.numpy_policy import NumpyPolicy
+from c4rl.core.onnx_policy import onnx_bytes
 from c4rl.environments.evaluation import EvaluationPool
 from c4rl.environments.tasks import get_task, simulator
 from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.runs import Run, RunKey, file_name, key_from, runs_of
+from c4rl.results.model_card import card, policy_facts, provenance
 from c4rl.training.checkpoint import load_policy_file, load_progress
 from c4rl.training.run_directory import RunDirectory, check_new_file, job_config
 from c4rl.training.summary import describe_failure
@@ -180,8 +182,9 @@ def export_policy(
     output: Path | None,
     name: str | None = None,
     ensemble: bool = False,
-) -> tuple[Path, dict[RunKey, str]]:
-    """The file written, and the runs that were passed over because they failed."""
+    kind: str = "npz",
+) -> tuple[list[Path], dict[RunKey, str]]:
+    """The files written, policy and model card, and the runs that were passed over because they failed."""
     if ensemble:
         if seed is not None:
             raise InputError(f"--seed: found {seed} with --ensemble, expected one of them")
@@ -190,10 +193,19 @@ def export_policy(
         others = [run for run in job.runs if run.group == members[0].group and run not in members]
     else:
         run, policy, job = _load_one(folder, checkpoint, seed, name)
-        label = file_name(run.key)
+        members, label = [run], file_name(run.key)
         others = list(job.runs[: job.runs.index(run)]) if seed is None and name is None else []
-    output = output or folder / f"policy_{checkpoint}_{label}.npz"
-    check_new_file("output", output)
+    output = output or folder / f"policy_{checkpoint}_{label}.{kind}"
+    page = output.with_name(f"{output.name}.md")
+    for path in (output, page):
+        check_new_file("output", path)
+    found = provenance(folder, job.config, members, job.failed, checkpoint)
+    text = card(found, policy, output.name)
     with replacing(output) as temporary, open(temporary, "wb") as file:
-        np.savez(file, allow_pickle=False, **policy.arrays())
-    return output, {other.key: job.failed[other.key] for other in others}
+        if kind == "onnx":
+            file.write(onnx_bytes(policy, policy_facts(found)))
+        else:
+            np.savez(file, allow_pickle=False, **policy.arrays())
+    with replacing(page) as temporary:
+        temporary.write_text(text)
+    return [output, page], {other.key: job.failed[other.key] for other in others}
