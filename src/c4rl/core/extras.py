@@ -10,6 +10,7 @@ EXTRAS = {
     "tensorboard": "tensorboard",
     "minari": "minari",
     "onnx": "onnx",
+    "d3rlpy": "d3rlpy",
     "gymnasium_robotics": "robotics",
 }
 
