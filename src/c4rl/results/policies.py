@@ -37,7 +37,7 @@ def load_policy(
     return _load_one(Path(folder), checkpoint, seed, run)[1]
 
 
-class _Job(NamedTuple):
+class Job(NamedTuple):
     """What a run folder holds, checked against each other."""
 
     config: TrainConfig
@@ -46,7 +46,7 @@ class _Job(NamedTuple):
     failed: dict[RunKey, str]  # what happened to runs that failed
 
 
-def _open(folder: Path, checkpoint: str, allow_import: bool) -> _Job:
+def open_job(folder: Path, checkpoint: str, allow_import: bool = False) -> Job:
     config, directory = job_config(folder, allow_import), RunDirectory(folder)
     runs = runs_of(config)
     policies, failed = load_policy_file(directory.policy(checkpoint), [run.key for run in runs])
@@ -55,11 +55,11 @@ def _open(folder: Path, checkpoint: str, allow_import: bool) -> _Job:
         directory.check_settings(progress.settings)
         frozen = {run.key: progress.frozen.get(str(run.key)) for run in runs}
         failed |= {key: describe_failure(failure) for key, failure in frozen.items() if failure is not None}
-    return _Job(config, runs, policies, failed)
+    return Job(config, runs, policies, failed)
 
 
-def _load_one(folder: Path, checkpoint: str, seed: int | None, name: str | None) -> tuple[Run, NumpyPolicy, _Job]:
-    job = _open(folder, checkpoint, allow_import=True)  # nothing is simulated
+def _load_one(folder: Path, checkpoint: str, seed: int | None, name: str | None) -> tuple[Run, NumpyPolicy, Job]:
+    job = open_job(folder, checkpoint, allow_import=True)  # nothing is simulated
     sound = [run for run in job.runs if run.key not in job.failed]
     if name is None and seed is None:
         if not sound:
@@ -73,9 +73,9 @@ def _load_one(folder: Path, checkpoint: str, seed: int | None, name: str | None)
     return found, job.policies[found.key], job
 
 
-def _load_ensemble(folder: Path, checkpoint: str, name: str | None) -> tuple[list[Run], NumpyPolicy, _Job]:
+def _load_ensemble(folder: Path, checkpoint: str, name: str | None) -> tuple[list[Run], NumpyPolicy, Job]:
     """The runs of one setting that did not fail, and the policy of all."""
-    job = _open(folder, checkpoint, allow_import=True)
+    job = open_job(folder, checkpoint, allow_import=True)
     settings = _settings(job)
     if name is not None:
         wanted = _named(folder, job.runs, name).group
@@ -90,7 +90,7 @@ def _load_ensemble(folder: Path, checkpoint: str, name: str | None) -> tuple[lis
     return runs, NumpyPolicy.ensemble([job.policies[run.key] for run in runs]), job
 
 
-def _settings(job: _Job) -> dict[str, list[Run]]:
+def _settings(job: Job) -> dict[str, list[Run]]:
     """What runs that differ only by seed have in common -> those that did not fail."""
     found: dict[str, list[Run]] = {}
     for run in job.runs:
@@ -132,7 +132,7 @@ def score_folder(
 ) -> dict[str, Any]:
     """Score all policies of a folder, or that of one run, each in its own task. ensemble: all seeds of a setting act
     together; its row is called after the first of them."""
-    job = _open(folder, checkpoint, allow_import)
+    job = open_job(folder, checkpoint, allow_import)
     config, runs, policies, failed = job
     if "none" in config.task:
         raise InputError(f"{folder}: was trained with --task none, expected a task with a simulator")
