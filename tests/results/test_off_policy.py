@@ -65,7 +65,7 @@ def test_simulator_scores_stand_beside_the_values(
         found = judged(copy, output=tmp_path / f"{sign}.json")
         assert found["rank_correlation"] == pytest.approx(sign)
         assert [row["score"] for row in found["policies"]] == [scores[name] for name in order]
-        assert f"rank correlation of values with simulator scores: {sign:.2f}" in capsys.readouterr().out
+        assert f"rank correlation of values with simulator scores: {sign:.2f} of the ranked" in capsys.readouterr().out
 
 
 def test_policies_that_leave_the_data_are_named(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,7 +74,24 @@ def test_policies_that_leave_the_data_are_named(job: Path, tmp_path: Path, capsy
     data = save_npz(tmp_path / "other.npz", actions=fixed)
     found = judged(job, "--dataset", data, output=tmp_path / "o.json")
     assert all("leaves the data" in row["warnings"][0] for row in found["policies"])
+    assert [row["rank"] for row in found["policies"]] == [None] * 3
     assert capsys.readouterr().out.count("leaves the data") == 3
+
+
+def test_only_policies_that_stay_with_the_data_are_ranked(job: Path, tmp_path: Path) -> None:
+    """One of three jobs' policies plays the upper bound, whatever it sees."""
+    from safetensors.numpy import load_file, safe_open, save_file
+
+    odd = tmp_path / "odd"
+    shutil.copytree(job, odd)
+    path = odd / "policy_last.safetensors"
+    arrays = load_file(path)
+    with safe_open(path, "np") as file:
+        metadata = file.metadata()
+    arrays["seed_1/b2"] = np.full_like(arrays["seed_1/b2"], 50)
+    save_file(arrays, path, metadata)
+    rows = judged(odd, output=tmp_path / "r.json")["policies"]
+    assert [row["rank"] for row in rows] == [1, 2, None] and rows[2]["policy"] == "seed_1"
 
 
 def test_what_cannot_be_judged_is_refused_before_anything_is_fitted(

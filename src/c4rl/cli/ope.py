@@ -60,12 +60,14 @@ def ope(arguments: Arguments) -> int:
         low, high = row["interval"]
         score = "-" if row["score"] is None else f"{row['score']:.1f}"
         cells = f"{row['value']:.4g}", f"{low:.4g} to {high:.4g}", f"{row['action_distance']:.3g}", score
-        table.add_row(str(row["rank"]), Text(row["policy"]), *cells)
+        table.add_row(str(row["rank"] or "-"), Text(row["policy"]), *cells)
     console.print(table)
     print(f"logged trajectories: {result['logged_value']:.4g} (discounted return, cut ones as they are)")
     print(f"action distance of the mean logged action: {result['mean_action_distance']:.3g}")
-    if result["rank_correlation"] is not None:
-        print(f"rank correlation of values with simulator scores: {result['rank_correlation']:.2f}")
+    if result["rank_correlation_of_all"] is not None:
+        ranked = "-" if result["rank_correlation"] is None else f"{result['rank_correlation']:.2f}"
+        every = f"{result['rank_correlation_of_all']:.2f}"
+        print(f"rank correlation of values with simulator scores: {ranked} of the ranked policies, {every} of all")
     for row in result["policies"]:
         for warning in row["warnings"]:
             print(f"warning: {row['policy']}: {warning}")

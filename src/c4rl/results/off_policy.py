@@ -20,6 +20,9 @@ from c4rl.results.statistics import rank_correlation, student_quantile
 from c4rl.training.preparation import choose_device
 
 CORRELATED = 3  # policies with scores, before a correlation is shown
+# a policy leaves the data if its actions lie so many times as far from the logged ones as their mean does: a clone of
+# purely random actions plays that mean, and is no outlier
+FAR = 1.5
 SETTLED = 0.05  # of the spread of all values: the most that a value may move over the last tenth of the updates
 
 
@@ -31,7 +34,10 @@ def judge(
     device: str = "auto",
     watch: Callable[[int], Any] = lambda update: None,
 ) -> dict[str, Any]:
-    """Every policy of these folders that did not fail, in the order of their estimated values."""
+    """Every policy of these folders that did not fail, in the order of their estimated values.
+
+    Those that leave the data come last, without a rank: their values are extrapolated.
+    """
     if not folders:
         raise InputError("FOLDERS: found none, expected at least one folder made by c4rl train")
     if len(set(folders)) < len(folders):
@@ -60,15 +66,16 @@ def judge(
     half = student_quantile(0.975, config.resamples - 1) * spread
     moved_much = SETTLED * max(float(np.ptp(estimates.values)), float(np.abs(estimates.values).max()) / 10)
     rows: list[dict[str, Any]] = []
-    for i in np.argsort(-estimates.values, kind="stable").tolist():
+    left = estimates.distance > FAR * estimates.mean_action_distance
+    for i in np.lexsort([-estimates.values, left]).tolist():
         warnings = []
-        if estimates.distance[i] > estimates.mean_action_distance:
-            warnings.append("leaves the data: a constant action is nearer to the logged ones")
+        if left[i]:
+            warnings.append("leaves the data, not ranked: a constant action is much nearer to the logged ones")
         if abs(estimates.moved[i]) > moved_much:
             warnings.append(f"not settled: moved by {estimates.moved[i]:.3g} in the last tenth; take more --updates")
         rows.append(
             {
-                "rank": len(rows) + 1,
+                "rank": None if left[i] else len(rows) + 1,
                 "policy": names[i],
                 "value": float(estimates.values[i]),
                 "interval": [float(estimates.values[i] - half[i]), float(estimates.values[i] + half[i])],
@@ -77,7 +84,6 @@ def judge(
                 "warnings": warnings,
             }
         )
-    scored = [(value, score) for value, score in zip(estimates.values, scores, strict=True) if score is not None]
     return {
         "method": "fqe",
         "dataset": {"path": data.source, "sha256": data.sha256, "rows": len(data)},
@@ -86,8 +92,15 @@ def judge(
         "logged_value": estimates.logged_value,
         "mean_action_distance": estimates.mean_action_distance,
         "policies": rows,
-        "rank_correlation": rank_correlation(*zip(*scored, strict=True)) if len(scored) >= CORRELATED else None,
+        "rank_correlation": _correlation([row for row in rows if row["rank"] is not None]),
+        "rank_correlation_of_all": _correlation(rows),
     }
+
+
+def _correlation(rows: Sequence[dict[str, Any]]) -> float | None:
+    """Of values and simulator scores, where enough policies have some."""
+    scored = [(row["value"], row["score"]) for row in rows if row["score"] is not None]
+    return rank_correlation(*zip(*scored, strict=True)) if len(scored) >= CORRELATED else None
 
 
 def _score(folder: Path, config: TrainConfig, run: Run, checkpoint: str) -> float | None:
