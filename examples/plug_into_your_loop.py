@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from c4rl.plugins.c4.anywhere import C4Anywhere
+from c4rl import C4Anywhere
 
 
 def mlp(inputs: int, outputs: int) -> nn.Sequential:

@@ -9,12 +9,26 @@ from c4rl.core.version import __version__
 if TYPE_CHECKING:
     from c4rl.data import Dataset, load_dataset
     from c4rl.jobs.config import TrainConfig
+    from c4rl.plugins.c4.anywhere import C4Anywhere, C4AnywhereConfig
     from c4rl.results.policies import load_policy
     from c4rl.training.loop import resume, train
 
-__all__ = ["Dataset", "InputError", "TrainConfig", "__version__", "load_dataset", "load_policy", "resume", "train"]
+__all__ = [
+    "C4Anywhere",
+    "C4AnywhereConfig",
+    "Dataset",
+    "InputError",
+    "TrainConfig",
+    "__version__",
+    "load_dataset",
+    "load_policy",
+    "resume",
+    "train",
+]
 
 _ROOMS = {
+    "C4Anywhere": "c4rl.plugins.c4.anywhere",
+    "C4AnywhereConfig": "c4rl.plugins.c4.anywhere",
     "Dataset": "c4rl.data",
     "load_dataset": "c4rl.data",
     "TrainConfig": "c4rl.jobs.config",

@@ -84,6 +84,175 @@ def test_features_are_what_enters_the_named_head() -> None:
     torch.testing.assert_close(penultimate_features(net, x, "head"), torch.relu(body(x)))
 
 
+class Apart(torch.nn.Module):
+    """Q(s, a), with the head registered before the body."""
+
+    def __init__(self, low: float = 0.0) -> None:
+        super().__init__()
+        self.head, self.body = torch.nn.Linear(8, 1), torch.nn.Linear(3, 8)
+        torch.nn.init.constant_(self.head.bias, low)
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.body(x))
+
+    def forward(self, state: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+        return self.head(self.features(torch.cat([state, action], 1))).squeeze(1)
+
+
+class Joined(torch.nn.Module):
+    def __init__(self, critic: Apart) -> None:
+        super().__init__()
+        self.critic = critic
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.critic(x[:, :2], x[:, 2:])
+
+
+class Twins(torch.nn.Module):
+    """Of which the first is the smaller one at every row."""
+
+    def __init__(self, together: Any) -> None:
+        super().__init__()
+        self.first, self.second, self.together = Apart(-1000.0), Apart(), together
+
+    def forward(self, state: torch.Tensor, action: torch.Tensor) -> Any:
+        return self.together(self.first(state, action), self.second(state, action))
+
+
+def some_rows(count: int = 300) -> torch.Tensor:
+    return torch.randn(count, 3, generator=torch.Generator().manual_seed(0))
+
+
+def outside(critic: Any, x: torch.Tensor | None = None, **options: Any) -> C4Anywhere:
+    x = some_rows() if x is None else x
+    config = C4AnywhereConfig(**{"K": 2, "period": 2} | options.pop("config", {}))
+    return C4Anywhere(
+        critic, critic, x, x.roll(-1, 0), torch.ones(len(x)), **{"config": config, "action_dim": 1} | options
+    )
+
+
+def test_a_head_registered_before_its_body_is_found() -> None:
+    critic, x = Apart(), some_rows(5)
+    torch.testing.assert_close(penultimate_features(critic, x, None, 1), critic.features(x))
+
+
+@pytest.mark.parametrize("mode", ["proxy", "exact"])
+def test_critics_of_states_and_actions_equal_joined_ones(mode: str) -> None:
+    torch.manual_seed(0)
+    critic = Apart()
+    forms = [outside(form, config={"mode": mode}) for form in (critic, Joined(critic))]
+    for _ in range(3):  # the third draws from a second clustering
+        assert torch.equal(*(c4.rows(64) for c4 in forms))
+        torch.testing.assert_close(*(c4.penalty(c4.critic, c4.target) for c4 in forms))
+    assert forms[0].penalty(critic, critic).item() > 0
+
+
+@pytest.mark.parametrize("together", [torch.minimum, lambda a, b: (a, b), lambda a, b: torch.stack([a, b])])
+@pytest.mark.parametrize("mode", ["proxy", "exact"])
+def test_twins_and_ensembles_are_never_taken_for_one_critic(mode: str, together: Any) -> None:
+    critic = Twins(together)
+    if mode == "exact" and together is torch.minimum:  # one Q a row: the gradient of the smaller one
+        c4 = outside(critic, config={"mode": mode})
+        rows = c4.rows(32)
+        assert torch.equal(c4.penalty(critic, critic), c4.penalty(critic.first, critic.first, rows=rows))
+        return
+    with pytest.raises(InputError, match="one by one"):
+        outside(critic, config={"mode": mode})
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: outside(Apart(), action_dim=None), "takes states and actions apart, expected action_dim"),
+        (lambda: outside(lambda *all: all[0].sum(1), config={"mode": "exact"}), "needs 0 arguments, expected 1 or 2"),
+        (lambda: outside(Apart(), head="tail"), "has no layer 'tail'"),
+        (lambda: outside(Apart(), some_rows(3)), "3 rows have a next action, expected 2 for each of 2 clusters"),
+        (lambda: outside(Apart(), some_rows() / 0), "not finite"),
+        (lambda: outside(Apart()).penalty(Apart(), Apart()), "before any rows were drawn"),
+        (lambda: C4Anywhere(Apart(), Apart(), some_rows(9), some_rows(8), torch.ones(9)), r"\[9, 3\], \[8, 3\], \[9\]"),
+    ],
+)
+def test_what_cannot_be_right_is_refused_in_a_sentence(build: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        build()
+
+
+def test_the_penalty_of_given_rows_is_that_of_the_batch_they_were() -> None:
+    """Where batches are drawn ahead of their use."""
+    torch.manual_seed(0)
+    critic = Apart()
+    c4 = outside(critic, config={"lambda_": 0.5, "period": 100})
+    first = c4.rows(32)
+    expected = c4.penalty(critic, critic)
+    assert c4.report["c4_penalty"] == expected
+    c4.rows(32)
+    assert c4.penalty(critic, critic) != expected
+    assert torch.equal(c4.penalty(critic, critic, rows=first), expected)
+    assert c4.penalty(critic, critic, rows=first).requires_grad
+
+
+def test_without_weight_there_is_no_penalty() -> None:
+    c4 = outside(Apart(), config={"lambda_": 0.0})
+    c4.rows(32)
+    assert c4.penalty(c4.critic, c4.target) == 0
+
+
+def test_a_loop_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+    def updates(c4: C4Anywhere, critic: Apart, count: int) -> list[float]:
+        out: list[float] = []
+        for _ in range(count):
+            out += c4.rows(16).tolist()
+            out.append(c4.penalty(critic, critic, torch.tensor(2.0)).item())
+            with torch.no_grad():
+                critic.body.weight.mul_(1.05)
+        return out
+
+    torch.manual_seed(0)
+    start, config = Apart(), {"period": 3, "lambda_": "auto"}
+    critic = copy.deepcopy(start)
+    c4 = outside(critic, config=config)
+    updates(c4, critic, 4)
+    torch.save({"c4": c4.state_dict(), "critic": critic.state_dict()}, tmp_path / "stopped.pt")
+    expected = updates(c4, critic, 6)
+    resumed = copy.deepcopy(start)
+    other = outside(resumed, config=config)
+    stored = torch.load(tmp_path / "stopped.pt", weights_only=True)
+    resumed.load_state_dict(stored["critic"])
+    other.load_state_dict(stored["c4"])
+    assert updates(other, resumed, 6) == expected
+    with pytest.raises(InputError, match=r"'clustering.*' of the state has the shape .* expected"):
+        outside(resumed, some_rows(100), config=config).load_state_dict(stored["c4"])
+    with pytest.raises(InputError, match="the state has no"):
+        other.load_state_dict({"updates": 3})
+
+
+def test_next_actions_are_found_within_trajectories_only() -> None:
+    """Four trajectories of 25 rows: two end in a terminal state, the others are cut; one is followed by a row that
+    begins where it ended, as by chance, but was terminal."""
+    random = torch.Generator().manual_seed(1)
+    states, actions = torch.randn(100, 2, generator=random), torch.randn(100, 1, generator=random)
+    next_states, terminals = states.roll(-1, 0), torch.zeros(100)
+    for end in (49, 74, 99):
+        next_states[end] = torch.randn(2, generator=random)
+    terminals[[24, 49]] = 1
+    critic = Apart()
+    c4 = C4Anywhere.from_transitions(
+        critic, critic, states, actions, next_states, terminals, config=C4AnywhereConfig(K=2)
+    )
+    expected = torch.ones(100, dtype=torch.bool)
+    expected[[24, 49, 74, 99]] = False
+    assert torch.equal(c4.valid, expected)
+    assert torch.equal(c4.x_next[expected, 2], actions.roll(-1, 0)[expected, 0])
+    assert torch.equal(c4.x_next[:, :2], next_states) and torch.equal(c4.x, torch.cat([states, actions], 1))
+    c4.rows(32)
+    assert c4.penalty(critic, critic).item() > 0
+    shuffled = torch.randperm(100, generator=random)
+    with pytest.raises(InputError, match="expected whole trajectories"):
+        C4Anywhere.from_transitions(
+            critic, critic, states[shuffled], actions[shuffled], next_states[shuffled], terminals[shuffled]
+        )
+
+
 def test_each_of_its_options_changes_what_it_does() -> None:
     """No option is accepted and then ignored."""
     net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)).double()
@@ -172,7 +341,7 @@ def test_importing_c4_needs_torch_and_numpy_alone() -> None:
 import sys
 sys.modules |= dict.fromkeys({blocked})  # importing one of them raises ImportError
 import c4rl.plugins.c4.plugin, torch
-from c4rl.plugins.c4.anywhere import C4Anywhere, C4AnywhereConfig
+from c4rl import C4Anywhere, C4AnywhereConfig
 x = torch.randn(200, 3)
 net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
 c4 = C4Anywhere(net, net, x, x.roll(-1, 0), torch.ones(200), config=C4AnywhereConfig(K=2))

@@ -25,6 +25,7 @@ from c4rl.cli import (
     evaluate,
     export,
     figure,
+    ope,
     report,
     table,
     watch,
@@ -32,6 +33,7 @@ from c4rl.cli import (
 from c4rl.cli.train import config_of
 from c4rl.core.declarations import check_value, declaration, expected, flag_of, is_tuple, plain_name
 from c4rl.core.errors import InputError
+from c4rl.diagnostics.fitted_q import FittedQConfig
 from c4rl.jobs.config import TrainConfig, to_json
 from c4rl.jobs.registry import ALGORITHMS, PLUGINS
 from c4rl.results.speed import SpeedOptions
@@ -63,6 +65,8 @@ OWNERS = [
     ),
     Owner("evaluate", evaluate.Flags, ("evaluate", "absent")),
     Owner("export", export.Flags, ("export", "absent")),
+    Owner("ope", ope.Flags, ("ope", "absent")),
+    Owner("fitted Q evaluation", FittedQConfig, ("ope", "absent")),
     Owner("data record", data.RecordFlags, ("data", "record", "maze2d-open-v0", "--output", "new.npz")),
     Owner("data info", data.InfoFlags, ("data", "info", "absent.npz")),
     Owner("data convert", data.ConvertFlags, ("data", "convert", "absent.npz", "new.npz")),

@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.support import SMALL, metric_lines, save_npz
 
-EXTRAS = ("gymnasium", "mujoco", "matplotlib", "tensorboard", "minari", "gymnasium_robotics")
+EXTRAS = ("gymnasium", "mujoco", "matplotlib", "tensorboard", "minari", "gymnasium_robotics", "onnx")
 # a Python in which these packages are not installed
 HIDE = """
 import importlib.machinery, sys
@@ -63,7 +63,11 @@ def test_a_job_without_a_simulator_runs_on_the_core_alone(folder: Path) -> None:
         f"train --plugins c4 --task none --dataset data.npz --output job --updates 4 --log-every 2 {' '.join(SMALL)}"
     )
     others = ["train --resume job", "export job", "data info data.npz", "tasks"]
-    found = results([train, *others], EXTRAS, folder)
+    onnx = "export job --format onnx --output p.onnx"
+    found = results([train, *others, onnx], EXTRAS, folder)
+    code, _, err = found.pop(onnx)
+    assert code == 2 and err == "c4rl: needs the package 'onnx': pip install 'c4rl[onnx]'\n"
+    assert not list(folder.glob("*p.onnx*"))
     assert [code for code, _, _ in found.values()] == [0] * 5, found
     _, out, _ = found[train]
     assert out.count("TensorBoard") == 1 and "pip install 'c4rl[tensorboard]'" in out

@@ -14,8 +14,8 @@ from c4rl.core.declarations import Options, option
 class Flags(Options):
     folder: tyro.conf.Positional[Path]
     """A folder made by c4rl train."""
-    format: Literal["npz"] = "npz"
-    """File format."""
+    format: Literal["npz", "onnx"] = "npz"
+    """npz, for NumPy alone; or onnx, for any ONNX runtime."""
     checkpoint: Literal["last", "best"] = "last"
     """The last policy, or that of the seed's best evaluation."""
     seed: int | None = option(None, at_least=0, at_most=2**63 - 1)
@@ -25,20 +25,21 @@ class Flags(Options):
     ensemble: bool = False
     """All seeds as one policy that plays the mean of their actions; in a job of several settings, those of --run's."""
     output: Path | None = None
-    """New file; default FOLDER/policy_CHECKPOINT_RUN.npz."""
+    """New file; default FOLDER/policy_CHECKPOINT_RUN.FORMAT. The model card's name has .md behind it."""
 
 
 def export(arguments: Arguments) -> int:
-    """Write a run's policy to a file that NumPy alone can read."""
+    """Write a run's policy to a file that needs NumPy alone or an ONNX runtime, and a model card."""
     flags = parse_as(Flags, "export", arguments, export.__doc__)
 
     from c4rl.jobs.runs import file_name
     from c4rl.results.policies import export_policy
 
-    path, passed_over = export_policy(
-        flags.folder, flags.checkpoint, flags.seed, flags.output, flags.run, flags.ensemble
+    written, passed_over = export_policy(
+        flags.folder, flags.checkpoint, flags.seed, flags.output, flags.run, flags.ensemble, flags.format
     )
     for run, failure in passed_over.items():
         print(f"passed over {file_name(run)}, which failed: {failure}")
-    print(f"wrote {path}")
+    for path in written:
+        print(f"wrote {path}")
     return 0

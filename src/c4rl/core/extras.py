@@ -9,6 +9,8 @@ EXTRAS = {
     "matplotlib": "figures",
     "tensorboard": "tensorboard",
     "minari": "minari",
+    "onnx": "onnx",
+    "d3rlpy": "d3rlpy",
     "gymnasium_robotics": "robotics",
 }
 

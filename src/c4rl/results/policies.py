@@ -9,10 +9,12 @@ import numpy as np
 from c4rl.core.errors import InputError
 from c4rl.core.files import replacing
 from c4rl.core.numpy_policy import NumpyPolicy
+from c4rl.core.onnx_policy import onnx_bytes
 from c4rl.environments.evaluation import EvaluationPool
 from c4rl.environments.tasks import get_task, simulator
 from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.runs import Run, RunKey, file_name, key_from, runs_of
+from c4rl.results.model_card import card, policy_facts, provenance
 from c4rl.training.checkpoint import load_policy_file, load_progress
 from c4rl.training.run_directory import RunDirectory, check_new_file, job_config
 from c4rl.training.summary import describe_failure
@@ -35,7 +37,7 @@ def load_policy(
     return _load_one(Path(folder), checkpoint, seed, run)[1]
 
 
-class _Job(NamedTuple):
+class Job(NamedTuple):
     """What a run folder holds, checked against each other."""
 
     config: TrainConfig
@@ -44,7 +46,7 @@ class _Job(NamedTuple):
     failed: dict[RunKey, str]  # what happened to runs that failed
 
 
-def _open(folder: Path, checkpoint: str, allow_import: bool) -> _Job:
+def open_job(folder: Path, checkpoint: str, allow_import: bool = False) -> Job:
     config, directory = job_config(folder, allow_import), RunDirectory(folder)
     runs = runs_of(config)
     policies, failed = load_policy_file(directory.policy(checkpoint), [run.key for run in runs])
@@ -53,11 +55,11 @@ def _open(folder: Path, checkpoint: str, allow_import: bool) -> _Job:
         directory.check_settings(progress.settings)
         frozen = {run.key: progress.frozen.get(str(run.key)) for run in runs}
         failed |= {key: describe_failure(failure) for key, failure in frozen.items() if failure is not None}
-    return _Job(config, runs, policies, failed)
+    return Job(config, runs, policies, failed)
 
 
-def _load_one(folder: Path, checkpoint: str, seed: int | None, name: str | None) -> tuple[Run, NumpyPolicy, _Job]:
-    job = _open(folder, checkpoint, allow_import=True)  # nothing is simulated
+def _load_one(folder: Path, checkpoint: str, seed: int | None, name: str | None) -> tuple[Run, NumpyPolicy, Job]:
+    job = open_job(folder, checkpoint, allow_import=True)  # nothing is simulated
     sound = [run for run in job.runs if run.key not in job.failed]
     if name is None and seed is None:
         if not sound:
@@ -71,9 +73,9 @@ def _load_one(folder: Path, checkpoint: str, seed: int | None, name: str | None)
     return found, job.policies[found.key], job
 
 
-def _load_ensemble(folder: Path, checkpoint: str, name: str | None) -> tuple[list[Run], NumpyPolicy, _Job]:
+def _load_ensemble(folder: Path, checkpoint: str, name: str | None) -> tuple[list[Run], NumpyPolicy, Job]:
     """The runs of one setting that did not fail, and the policy of all."""
-    job = _open(folder, checkpoint, allow_import=True)
+    job = open_job(folder, checkpoint, allow_import=True)
     settings = _settings(job)
     if name is not None:
         wanted = _named(folder, job.runs, name).group
@@ -88,7 +90,7 @@ def _load_ensemble(folder: Path, checkpoint: str, name: str | None) -> tuple[lis
     return runs, NumpyPolicy.ensemble([job.policies[run.key] for run in runs]), job
 
 
-def _settings(job: _Job) -> dict[str, list[Run]]:
+def _settings(job: Job) -> dict[str, list[Run]]:
     """What runs that differ only by seed have in common -> those that did not fail."""
     found: dict[str, list[Run]] = {}
     for run in job.runs:
@@ -130,7 +132,7 @@ def score_folder(
 ) -> dict[str, Any]:
     """Score all policies of a folder, or that of one run, each in its own task. ensemble: all seeds of a setting act
     together; its row is called after the first of them."""
-    job = _open(folder, checkpoint, allow_import)
+    job = open_job(folder, checkpoint, allow_import)
     config, runs, policies, failed = job
     if "none" in config.task:
         raise InputError(f"{folder}: was trained with --task none, expected a task with a simulator")
@@ -180,8 +182,9 @@ def export_policy(
     output: Path | None,
     name: str | None = None,
     ensemble: bool = False,
-) -> tuple[Path, dict[RunKey, str]]:
-    """The file written, and the runs that were passed over because they failed."""
+    kind: str = "npz",
+) -> tuple[list[Path], dict[RunKey, str]]:
+    """The files written, policy and model card, and the runs that were passed over because they failed."""
     if ensemble:
         if seed is not None:
             raise InputError(f"--seed: found {seed} with --ensemble, expected one of them")
@@ -190,10 +193,19 @@ def export_policy(
         others = [run for run in job.runs if run.group == members[0].group and run not in members]
     else:
         run, policy, job = _load_one(folder, checkpoint, seed, name)
-        label = file_name(run.key)
+        members, label = [run], file_name(run.key)
         others = list(job.runs[: job.runs.index(run)]) if seed is None and name is None else []
-    output = output or folder / f"policy_{checkpoint}_{label}.npz"
-    check_new_file("output", output)
+    output = output or folder / f"policy_{checkpoint}_{label}.{kind}"
+    page = output.with_name(f"{output.name}.md")
+    for path in (output, page):
+        check_new_file("output", path)
+    found = provenance(folder, job.config, members, job.failed, checkpoint)
+    text = card(found, policy, output.name)
     with replacing(output) as temporary, open(temporary, "wb") as file:
-        np.savez(file, allow_pickle=False, **policy.arrays())
-    return output, {other.key: job.failed[other.key] for other in others}
+        if kind == "onnx":
+            file.write(onnx_bytes(policy, policy_facts(found)))
+        else:
+            np.savez(file, allow_pickle=False, **policy.arrays())
+    with replacing(page) as temporary:
+        temporary.write_text(text)
+    return [output, page], {other.key: job.failed[other.key] for other in others}

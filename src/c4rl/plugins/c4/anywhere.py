@@ -1,7 +1,9 @@
 """C4 in anyone's PyTorch loop, with any critic: three lines (examples/plug_into_your_loop.py)."""
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +14,7 @@ from c4rl.plugins.c4.clustering import Clustering, ClusteringConfig
 from c4rl.plugins.c4.cross_covariance import PenaltyConfig, WeightedPenalty
 from c4rl.plugins.c4.feature_gradients import input_gradient
 
-CriticFunction = nn.Module | Callable[[Tensor], Tensor]
+CriticFunction = nn.Module | Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
@@ -23,10 +25,12 @@ class C4AnywhereConfig(ClusteringConfig, PenaltyConfig):
 class C4Anywhere:
     """Single-cluster batches and the penalty for a loop of your own.
 
-    critic, target: map [B, s + a] to Q [B] or [B, 1]; the clusters are theirs. state_actions and next_state_actions:
-    all rows of the data [N, s + a], the latter with the logged next action; next_valid: [N], False where there is none.
-    In proxy mode the penultimate features are what enters the module's last linear layer; name it with `head` if it is
-    not the last `nn.Linear` of your module.
+    critic, target: map [B, s + a], or [B, s] and [B, a], to Q [B] or [B, 1]; the clusters are theirs. Which of the two
+    is read from their signature; `joined` overrules it, and the second form needs `action_dim`. Twin critics are two
+    critics. state_actions and next_state_actions: all rows of the data [N, s + a], the latter with the logged next
+    action; next_valid: [N], False where there is none. `from_transitions` finds the next actions itself.
+    In proxy mode the penultimate features are what enters the `nn.Linear` that gives Q; where Q is no such layer's
+    output, name the layer with `head`.
     """
 
     def __init__(
@@ -40,20 +44,52 @@ class C4Anywhere:
         config: C4AnywhereConfig | None = None,
         seed: int = 0,
         head: str | None = None,
+        action_dim: int | None = None,
+        joined: bool | None = None,
     ) -> None:
         self.config = C4AnywhereConfig() if config is None else config
         if not isinstance(self.config, C4AnywhereConfig):
             raise InputError(f"C4Anywhere: config is a {type(config).__name__}, expected a C4AnywhereConfig")
         self.critic, self.target, self.head = critic, target, head
+        self.action_dim, self.joined = action_dim, joined
         self.x, self.x_next, self.valid = state_actions, next_state_actions, next_valid.bool()
+        self._check_rows()
         device, dtype = state_actions.device, state_actions.dtype
         self.step = torch.zeros((), dtype=torch.int64, device=device)
         self.streams = Streams([seed], self.step, dtype)
         self.clustering = Clustering(self.config, [seed], [0], [len(state_actions)], device)
         self.weighted_penalty = WeightedPenalty(self.config, 1, device, dtype)
-        self.report: dict[str, Tensor] = {}
+        self.report: dict[str, Tensor] = {}  # of the last clustering, and λR of the last penalty
         self._updates = 0
+        self._rows: Tensor | None = None
         self._refresh()
+
+    @classmethod
+    def from_transitions(
+        cls,
+        critic: CriticFunction,
+        target: CriticFunction,
+        states: Tensor,
+        actions: Tensor,
+        next_states: Tensor,
+        terminals: Tensor,
+        **options: Any,
+    ) -> "C4Anywhere":
+        """For logs without next actions: rows in the order of their trajectories, [N, s], [N, a], [N, s] and [N].
+
+        A row's next action is that of the row below, where that one begins in the row's next state and the row is not
+        terminal. options: those of the class.
+        """
+        follows = torch.zeros(len(states), dtype=torch.bool, device=states.device)
+        follows[:-1] = (next_states[:-1] == states[1:]).all(1) & ~terminals.flatten()[:-1].bool()
+        if (found := int(follows.sum())) < len(states) / 10:  # shuffled rows meet their successors by chance only
+            raise InputError(
+                f"C4Anywhere: {found} of {len(states)} rows end where the row below begins, expected whole "
+                "trajectories in order"
+            )
+        next_actions = torch.where(follows.unsqueeze(1), actions.roll(-1, 0), 0)
+        rows, next_rows = torch.cat([states, actions], 1), torch.cat([next_states, next_actions], 1)
+        return cls(critic, target, rows, next_rows, follows, **{"action_dim": actions.shape[1]} | options)
 
     def rows(self, batch_size: int) -> Tensor:
         """The next batch, [B] row indices; re-clusters when due. Call it once per critic update."""
@@ -68,12 +104,65 @@ class C4Anywhere:
             self._rows = self.clustering.rows(self.streams, batch_size)[0]
         return self._rows
 
-    def penalty(self, critic: CriticFunction, target: CriticFunction, td_loss: Tensor | None = None) -> Tensor:
-        """λR of the batch drawn last, to be added to this critic's loss (td_loss is needed for lambda "auto")."""
-        g = self._gradients(critic, self.x[self._rows], create_graph=True)
-        g_next = self._gradients(target, self.x_next[self._rows], create_graph=False)
-        td_loss = td_loss.reshape(1, 1) if td_loss is not None else None
-        return self.weighted_penalty(g_next[None, None], g[None, None], self.valid[self._rows][None], td_loss)[0, 0]
+    def penalty(
+        self,
+        critic: CriticFunction,
+        target: CriticFunction,
+        td_loss: Tensor | None = None,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """λR of these rows, to be added to this critic's loss (td_loss is needed for lambda "auto").
+
+        rows: [B] indices, where batches are drawn ahead of their use; default those drawn last.
+        """
+        rows = self._rows if rows is None else rows
+        if rows is None:
+            raise InputError("C4Anywhere: penalty was called before any rows were drawn, expected rows() or rows=")
+        if self.weighted_penalty.is_zero:
+            weighted = self.x.new_zeros(())
+        else:
+            g = self._gradients(critic, self.x[rows], create_graph=True)
+            g_next = self._gradients(target, self.x_next[rows], create_graph=False)
+            td_loss = td_loss.reshape(1, 1) if td_loss is not None else None
+            weighted = self.weighted_penalty(g_next[None, None], g[None, None], self.valid[rows][None], td_loss)[0, 0]
+        self.report["c4_penalty"] = weighted.detach()
+        return weighted
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a loop needs to go on as if it had never stopped, beside its own networks. Tensors and integers."""
+        state = {f"clustering.{name}": tensor.clone() for name, tensor in self.clustering.state().items()}
+        rows = {} if self._rows is None else {"rows": self._rows.clone()}
+        return {"updates": self._updates, "averages": self.weighted_penalty.averages.clone(), **rows, **state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Of an object with the same options, seed and rows."""
+        kept = {f"clustering.{name}": tensor for name, tensor in self.clustering.state().items()}
+        kept["averages"] = self.weighted_penalty.averages
+        for name in (*kept, "updates"):
+            if name not in state:
+                raise InputError(f"C4Anywhere: the state has no '{name}', expected that of an object of these options")
+        for name, tensor in kept.items():
+            if state[name].shape != tensor.shape:
+                found, expected = list(state[name].shape), list(tensor.shape)
+                raise InputError(f"C4Anywhere: '{name}' of the state has the shape {found}, expected {expected}")
+        for name, tensor in kept.items():
+            tensor.copy_(state[name])
+        self._updates = int(state["updates"])
+        self._rows = state["rows"].to(self.x.device) if "rows" in state else None
+        self.step.fill_(self._updates)
+
+    def _check_rows(self) -> None:
+        x, x_next, valid = self.x, self.x_next, self.valid
+        if x.dim() != 2 or x_next.shape != x.shape or valid.shape != x.shape[:1]:
+            found = ", ".join(str(list(tensor.shape)) for tensor in (x, x_next, valid))
+            raise InputError(
+                f"C4Anywhere: rows, next rows and next_valid have shapes {found}, expected [N, d] twice, [N]"
+            )
+        most = int(self.config.K.max()) if isinstance(self.config.K, Tensor) else self.config.K
+        if (count := int(valid.sum())) < 2 * most:
+            raise InputError(f"C4Anywhere: {count} rows have a next action, expected 2 for each of {most} clusters")
+        if not (torch.isfinite(x).all() and torch.isfinite(x_next).all()):
+            raise InputError("C4Anywhere: the rows hold numbers that are not finite, expected finite ones")
 
     def _refresh(self) -> None:
         def gradients(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -86,24 +175,77 @@ class C4Anywhere:
             raise RuntimeError(f"update {step}: {reason}")
 
     def _gradients(self, critic: CriticFunction, x: Tensor, create_graph: bool) -> Tensor:
+        joined = takes_joined(critic) if self.joined is None else self.joined
+        if not joined and self.action_dim is None:
+            raise InputError(
+                "C4Anywhere: the critic takes states and actions apart, expected action_dim, the number of actions"
+            )
+        actions = None if joined else self.action_dim
         if self.config.mode == "exact":
-            return input_gradient(critic, x, create_graph)
+            return input_gradient(lambda x: q_values(critic, x, actions), x, create_graph)
         with torch.set_grad_enabled(create_graph):
-            return penultimate_features(critic, x, self.head)
+            return penultimate_features(critic, x, self.head, actions)
 
 
-def penultimate_features(critic: CriticFunction, x: Tensor, head: str | None = None) -> Tensor:
-    """What enters the module's last linear layer at x, [B, m]."""
+def takes_joined(critic: CriticFunction) -> bool:
+    """Whether a critic takes [B, s + a], by the number of arguments it needs, or [B, s] and [B, a]."""
+    function = critic.forward if isinstance(critic, nn.Module) else critic
+    needed = [
+        parameter
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        and parameter.default is parameter.empty
+    ]
+    if len(needed) not in (1, 2):
+        raise InputError(
+            f"C4Anywhere: the critic needs {len(needed)} arguments, expected 1 or 2, or joined= to say which it takes"
+        )
+    return len(needed) == 1
+
+
+def q_values(critic: CriticFunction, x: Tensor, action_dim: int | None = None) -> Tensor:
+    """Q at x [B, s + a], refused unless it is one number a row. action_dim: where the critic takes s and a apart."""
+    q = critic(x) if action_dim is None else critic(x[:, :-action_dim], x[:, -action_dim:])
+    if not isinstance(q, Tensor):
+        found = f"{len(q)} outputs" if isinstance(q, tuple | list) else f"a {type(q).__name__}"
+    elif q.shape not in ((len(x),), (len(x), 1)):
+        found = f"an output of shape {list(q.shape)} for {len(x)} rows"
+    else:
+        return q
+    raise InputError(
+        f"C4Anywhere: the critic gave {found}, expected Q [B] or [B, 1]; pass twins and members one by one"
+    )
+
+
+def penultimate_features(
+    critic: CriticFunction, x: Tensor, head: str | None = None, action_dim: int | None = None
+) -> Tensor:
+    """What enters the layer that gives Q at x, [B, m]: the module's `head`, or the `nn.Linear` whose output Q is."""
     if not isinstance(critic, nn.Module):
         raise InputError("proxy features: the critic is a function, expected an nn.Module (or mode 'exact')")
-    linears = [module for module in critic.modules() if isinstance(module, nn.Linear)]
-    if head is None and not linears:
-        raise InputError("proxy features: the critic has no nn.Linear, expected one, or `head` naming its last layer")
-    last = critic.get_submodule(head) if head is not None else linears[-1]
-    seen: list[Tensor] = []
-    handle = last.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    watched: list[nn.Module]
+    if head is None:
+        watched = [module for module in critic.modules() if isinstance(module, nn.Linear)]
+    elif head in dict(critic.named_modules()):
+        watched = [critic.get_submodule(head)]
+    else:
+        raise InputError(f"proxy features: the critic has no layer '{head}', expected `head` to be the name of one")
+    calls: list[tuple[Tensor, Any]] = []
+    handles = [m.register_forward_hook(lambda _, inputs, output: calls.append((inputs[0], output))) for m in watched]
     try:
-        critic(x)
+        q = q_values(critic, x, action_dim)
     finally:
-        handle.remove()
-    return seen[-1]
+        for handle in handles:
+            handle.remove()
+    if head is None:
+        # the very memory of Q, not equal numbers: the smaller of two heads may be the first one in every row
+        calls = [call for call in calls if call[1].data_ptr() == q.data_ptr() and call[1].numel() == q.numel()]
+        if not calls:
+            raise InputError(
+                "proxy features: Q is not the output of an nn.Linear of the critic, expected `head` naming its last "
+                "layer (or mode 'exact'); pass twin critics one by one"
+            )
+    if len(calls) != 1 or calls[0][0].dim() != 2 or len(calls[0][0]) != len(x):
+        shapes = " and ".join(str(list(features.shape)) for features, _ in calls) or "nothing"
+        raise InputError(f"proxy features: the last layer was given {shapes}, expected one [{len(x)}, m]")
+    return calls[0][0]

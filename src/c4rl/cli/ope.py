@@ -1,0 +1,76 @@
+"""`c4rl ope`: judge policies by logged data, without a simulator."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import tyro
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from rich.text import Text
+
+from c4rl.cli.parsing import Arguments, flags_of, parse
+from c4rl.core.declarations import Options
+
+
+@dataclass(frozen=True)
+class Flags(Options):
+    folders: tyro.conf.Positional[tuple[Path, ...]]
+    """Folders made by c4rl train; every run that did not fail is a policy."""
+    method: Literal["fqe"] = "fqe"
+    """Fitted Q evaluation (docs/ope.md)."""
+    checkpoint: Literal["last", "best"] = "last"
+    """The last policies, or those of each seed's best evaluation."""
+    dataset: Path | None = None
+    """Logged data; default: the file that all the folders were trained on, with all its rows."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1, ..."""
+    json: Path | None = None
+    """Also write the result to this new file."""
+
+
+def ope(arguments: Arguments) -> int:
+    """Estimate what policies are worth from logged data alone, with intervals and a ranking."""
+    from c4rl.diagnostics.fitted_q import FittedQConfig
+
+    own = flags_of(Flags)
+    values = parse("ope", arguments, [*own, *flags_of(FittedQConfig, "fqe")], description=ope.__doc__)
+    flags = Flags(**{flag.field.name: values.pop(flag.field.name) for flag in own})
+    config = FittedQConfig(**values)
+
+    from c4rl.core.files import write_json
+    from c4rl.core.typed_json import jsonable
+    from c4rl.results.off_policy import judge
+    from c4rl.training.run_directory import check_new_file
+
+    if flags.json is not None:
+        check_new_file("json", flags.json)
+    shown = iter(track(range(config.updates), "updates", console=Console(stderr=True), transient=True))
+    result = judge(
+        flags.folders, config, flags.checkpoint, flags.dataset, flags.device, lambda update: next(shown, None)
+    )
+    console = Console()
+    table = Table(
+        title=Text(f"Fitted Q evaluation on {result['dataset']['rows']:,} rows, discount {config.discount:g}")
+    )
+    for heading in ("rank", "policy", "value", "95% interval", "action distance", "score"):
+        table.add_column(heading, justify="left" if heading == "policy" else "right", overflow="fold")
+    for row in result["policies"]:
+        low, high = row["interval"]
+        score = "-" if row["score"] is None else f"{row['score']:.1f}"
+        cells = f"{row['value']:.4g}", f"{low:.4g} to {high:.4g}", f"{row['action_distance']:.3g}", score
+        table.add_row(str(row["rank"] or "-"), Text(row["policy"]), *cells)
+    console.print(table)
+    print(f"logged trajectories: {result['logged_value']:.4g} (discounted return, cut ones as they are)")
+    print(f"action distance of the mean logged action: {result['mean_action_distance']:.3g}")
+    if result["rank_correlation_of_all"] is not None:
+        ranked = "-" if result["rank_correlation"] is None else f"{result['rank_correlation']:.2f}"
+        every = f"{result['rank_correlation_of_all']:.2f}"
+        print(f"rank correlation of values with simulator scores: {ranked} of the ranked policies, {every} of all")
+    for row in result["policies"]:
+        for warning in row["warnings"]:
+            print(f"warning: {row['policy']}: {warning}")
+    if flags.json is not None:
+        write_json(flags.json, jsonable(result))
+    return 0

@@ -1,0 +1,1 @@
+"""C4 in other libraries, each imported only when used."""

@@ -1,0 +1,295 @@
+"""What an exported policy is, where it came from and what it is worth: metadata, and a page of Markdown."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from c4rl.core.curves import late_mean
+from c4rl.core.files import read_json
+from c4rl.core.numpy_policy import NumpyPolicy
+from c4rl.core.typed_json import jsonable
+from c4rl.core.version import __version__
+from c4rl.jobs.config import TrainConfig
+from c4rl.jobs.runs import Run, RunKey, file_name, key_of, run_config, runs_of
+from c4rl.results.statistics import mean_interval
+from c4rl.training.checkpoint import load_progress
+from c4rl.training.run_directory import RunDirectory, read_metrics
+from c4rl.training.summary import Record, best_records
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What a run folder holds about a policy."""
+
+    config: TrainConfig  # of the policy's runs alone
+    members: tuple[Run, ...]  # one, or those of an ensemble
+    seeds: tuple[Run, ...]  # all runs of its setting
+    failed: dict[RunKey, str]
+    checkpoint: str
+    records: dict[RunKey, list[Record]]  # the evaluations of each of `seeds`
+    sha256: str
+    summary: dict[str, Any]  # empty if the job has not finished
+
+    @property
+    def method(self) -> str:
+        return " + ".join([self.config.algorithm, *(name for name in self.config.plugins if name != "none")])
+
+    @property
+    def task(self) -> str:
+        return self.config.task[0]
+
+    def evaluation(self, run: Run) -> Record | None:
+        """The one that the run's exported policy had."""
+        if self.checkpoint == "best":
+            return best_records(self.records[run.key]).get(run.key)
+        return self.records[run.key][-1] if self.records[run.key] else None
+
+    def dataset_facts(self) -> dict[str, Any]:
+        """Of summary.json: rows and, without a simulator, what its errors compare with."""
+        found = self.summary.get("dataset")
+        of_each = found if isinstance(found, list) else [found]
+        index = self.members[0].data
+        facts = of_each[index] if index < len(of_each) else None
+        return facts if isinstance(facts, dict) else {}
+
+    def together(self) -> dict[str, Any]:
+        """The score of ensembles of so many seeds, if the job measured them; it does so with the last policies."""
+        if self.checkpoint != "last":
+            return {}
+        group = self.members[0].group
+        groups = self.summary.get("groups", [self.summary | {"name": group}])
+        for one in groups if isinstance(groups, list) else ():
+            if isinstance(one, dict) and one.get("name") == group and isinstance(one.get("ensemble"), dict):
+                return one["ensemble"] if one["ensemble"].get("members") == len(self.members) else {}
+        return {}
+
+
+def provenance(
+    folder: Path, config: TrainConfig, members: Sequence[Run], failed: dict[RunKey, str], checkpoint: str
+) -> Provenance:
+    directory, runs = RunDirectory(folder), runs_of(config)
+    seeds = tuple(run for run in runs if run.group == members[0].group)
+    records: dict[RunKey, list[Record]] = {run.key: [] for run in seeds}
+    if (folder / "metrics.jsonl").exists():
+        for record in read_metrics(folder / "metrics.jsonl", {run.key for run in runs}):
+            if key_of(record) in records and ("score" in record or any(name.endswith("_rmse") for name in record)):
+                records[key_of(record)].append(record)
+    digests = load_progress(directory.checkpoint).dataset_sha256.split(",") if directory.checkpoint.exists() else []
+    path = folder / "summary.json"
+    summary = read_json(path, "that of a finished job") if path.exists() else {}
+    return Provenance(
+        run_config(config, members[0]),
+        tuple(members),
+        seeds,
+        failed,
+        checkpoint,
+        records,
+        digests[members[0].data] if members[0].data < len(digests) else "not known",
+        summary if isinstance(summary, dict) else {},
+    )
+
+
+def policy_facts(found: Provenance) -> dict[str, str]:
+    """Names and values of a model's metadata."""
+    facts = {
+        "c4rl_version": __version__,
+        "task": found.task,
+        "dataset": found.config.dataset[0].name,
+        "dataset_sha256": found.sha256,
+        "algorithm": found.config.algorithm,
+        "plugins": " ".join(name for name in found.config.plugins if name != "none"),
+        "run": " ".join(file_name(run.key) for run in found.members),
+        "seeds": " ".join(str(run.seed) for run in found.members),
+        "checkpoint": found.checkpoint,
+        "trained_with": json.dumps(found.summary.get("versions", {})),
+    }
+    evaluations = [record for run in found.members if (record := found.evaluation(run)) is not None]
+    if len(found.members) > 1:
+        facts |= {"score": str(found.together().get("mean", "not measured"))}
+        return facts | {"score_of_members": json.dumps([record.get("score") for record in evaluations])}
+    for record in evaluations:
+        facts |= {"update": str(record["update"])}
+        facts |= {name: str(record[name]) for name in record if name == "score" or name.endswith("_rmse")}
+    return facts
+
+
+def card(found: Provenance, policy: NumpyPolicy, file: str) -> str:
+    """The model card, in Markdown."""
+    name = found.task if found.task != "none" else found.config.dataset[0].name
+    if len(found.members) > 1:
+        which = f"The mean action of {len(found.members)} policies, seeds {_list(run.seed for run in found.members)}"
+    else:
+        which = f"The policy of run `{file_name(found.members[0].key)}`"
+    parts = [
+        f"# {found.method} on {name}",
+        f"{which}, {found.checkpoint} checkpoint. File: `{file}`. Written by c4rl {__version__}.",
+        _interface(policy),
+        _data(found),
+        _method(found),
+        _scores(found),
+        _held_out(found),
+        _limits(found),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _interface(policy: NumpyPolicy) -> str:
+    s, a = policy.observation_mean.size, policy.action_low.size
+    bounds = [
+        f"| action {i} | {low:g} | {high:g} |"
+        for i, (low, high) in enumerate(zip(policy.action_low, policy.action_high, strict=True))
+    ]
+    return "\n".join(
+        [
+            "## Interface",
+            "",
+            f"`observation` float32 [batch, {s}], as logged: the normaliser is inside.",
+            f"`action` float32 [batch, {a}], in the units of the data:",
+            "",
+            "| | low | high |",
+            "|---|---|---|",
+            *bounds,
+        ]
+    )
+
+
+def _data(found: Provenance) -> str:
+    facts, config = found.dataset_facts(), found.config
+    rows = {
+        "file": f"`{config.dataset[0].name}`",
+        "sha256": f"`{found.sha256}`",
+        "rows trained on": _count(facts.get("rows")),
+        "rows in the file": _count(facts.get("file_rows")),
+    }
+    if config.size is not None:
+        rows["subset"] = f"{config.subset}, seed {config.subset_seed}"
+    return _section("Data", _table(rows))
+
+
+def _method(found: Provenance) -> str:
+    config = found.config
+    options: dict[str, Any] = {config.algorithm: asdict(config.options)}
+    plugins = [name for name in config.plugins if name != "none"]
+    options |= {name: asdict(own) for name, own in zip(plugins, config.plugin_options, strict=False)}
+    versions = found.summary.get("versions", {})
+    rows = {
+        "method": found.method,
+        "updates": f"{config.updates:,}",
+        "seeds trained": _list(run.seed for run in found.seeds),
+        "trained with": ", ".join(f"{name} {v}" for name, v in versions.items()) if versions else "not known",
+    }
+    return _section("Method", _table(rows) + f"\n\n```json\n{json.dumps(jsonable(options))}\n```")
+
+
+def _scores(found: Provenance) -> str:
+    if found.task == "none":
+        return _section("Scores", "None: the job was trained without a simulator. See the held-out numbers.")
+    if not any(found.records.values()):
+        return _section("Scores", "None: the run folder holds no evaluation.")
+    last, late, best = [], [], []
+    for run in found.seeds:
+        scores = [record["score"] for record in found.records[run.key] if "score" in record]
+        if scores:
+            last.append(scores[-1])
+            late.append(late_mean(np.array(scores)))
+            best.append(max(scores))
+    rows = []
+    for run in found.members:
+        if (record := found.evaluation(run)) is not None and "score" in record:
+            title = f"{file_name(run.key)}, update {record['update']:,}"
+            rows.append(f"| {title} | {record['score']:.1f} | - | its own |")
+    if together := found.together():
+        rows.append(_score_row(f"ensembles of {len(found.members)}", together.get("scores", [])))
+    rows += [
+        _score_row("last evaluation of every seed", last),
+        _score_row("mean of the second half of every seed's evaluations", late),
+        _score_row("best evaluation of every seed (chosen with the simulator)", best),
+    ]
+    kind = found.summary.get("score", "score")
+    environment = found.summary.get("environment") or "not known"
+    text = [
+        f"{kind}; {found.config.eval_episodes} episodes an evaluation; simulator: {environment}.",
+        "Intervals: 95%, Student's, over seeds.",
+        "",
+        "| | mean | interval | seeds |",
+        "|---|---|---|---|",
+        *rows,
+    ]
+    if len(found.members) > 1 and not together:
+        text += ["", "The members were scored one by one; `c4rl evaluate DIR --ensemble` scores them together."]
+    return _section("Scores", "\n".join(text))
+
+
+def _score_row(title: str, scores: Sequence[float]) -> str:
+    interval = mean_interval(np.array(scores))
+    shown = f"{interval.low:.1f} to {interval.high:.1f}" if len(scores) > 1 else "-"
+    return f"| {title} | {np.mean(scores):.1f} | {shown} | {len(scores)} |"
+
+
+def _held_out(found: Provenance) -> str:
+    names = sorted(
+        {name for run in found.seeds for r in found.records[run.key] for name in r if name.endswith("_rmse")}
+    )
+    if not names:
+        return _section("Held-out numbers", "None: no rows were held out.")
+    facts = found.dataset_facts()
+    known = {
+        "action_rmse": ("mean_action_rmse", "the mean action"),
+        "td_rmse": ("zero_critic_td_rmse", "a critic of 0"),
+    }
+    lines = ["| | this policy | every seed: mean | interval | for comparison |", "|---|---|---|---|---|"]
+    for name in names:
+        own = [r[name] for run in found.members if (r := found.evaluation(run)) is not None and name in r]
+        every = [found.records[run.key][-1][name] for run in found.seeds if found.records[run.key]]
+        interval = mean_interval(np.array(every))
+        shown = f"{interval.low:.4g} to {interval.high:.4g}" if len(every) > 1 else "-"
+        key, what = next((pair for end, pair in known.items() if name.endswith(end)), ("", ""))
+        baseline = f"{facts[key]:.4g} for {what}" if isinstance(facts.get(key), float) else "-"
+        mine = ", ".join(f"{value:.4g}" for value in own) or "-"
+        lines.append(f"| {name.replace('_', ' ')} | {mine} | {np.mean(every):.4g} | {shown} | {baseline} |")
+    if not any(name.startswith("held_out") for name in names):
+        lines += ["", "No rows were held out: these are errors on the training rows."]
+    return _section("Held-out numbers", "\n".join(lines))
+
+
+def _limits(found: Provenance) -> str:
+    rows = found.dataset_facts().get("rows")
+    logged = f"{_count(rows)} logged rows" if rows else "logged rows"
+    limits = [
+        f"Trained on {logged} alone. Away from their states the actions are extrapolated.",
+        "Deterministic; reads one observation and has no memory.",
+    ]
+    if found.task == "none":
+        limits.append("Never run in a simulator or the real system. Held-out errors do not measure returns.")
+    else:
+        limits.append(f"Scored in the simulator of {found.task} only, which says nothing about any other system.")
+    if found.checkpoint == "best":
+        limits.append("Chosen by its score in the simulator, so that the score is biased upwards.")
+    if len(found.seeds) < 5:
+        limits.append(
+            f"Seeds differ widely on small data, and {len(found.seeds)} of them give a wide interval or none."
+        )
+    if failed := [file_name(run.key) for run in found.seeds if run.key in found.failed]:
+        limits.append(f"Runs of the same setting that failed: {', '.join(failed)}.")
+    limits.append("Not tested for safety. Check actions before they reach hardware.")
+    return _section("Limits of use", "\n".join(f"- {limit}" for limit in limits))
+
+
+def _section(title: str, text: str) -> str:
+    return f"## {title}\n\n{text}"
+
+
+def _table(rows: dict[str, str]) -> str:
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
+
+
+def _list(values: Any) -> str:
+    return ", ".join(map(str, values))
+
+
+def _count(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else "not known"

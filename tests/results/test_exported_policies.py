@@ -1,0 +1,141 @@
+"""Policies out: ONNX models that act as NumPy's policies do, with their facts inside and a model card beside them."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import c4rl
+from c4rl.core.numpy_policy import NumpyPolicy
+from c4rl.core.onnx_policy import onnx_bytes
+from tests.cli.support import SMALL, logged_arrays, run, save_npz
+
+onnx = pytest.importorskip("onnx", reason="writing ONNX needs the package onnx")
+runtime = pytest.importorskip("onnxruntime", reason="running ONNX models needs the package onnxruntime")
+
+
+def session(model: bytes | Path) -> Any:
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = 1
+    content = model if isinstance(model, bytes) else model.read_bytes()
+    return runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+
+
+def some_policy(seed: int, squash: str = "tanh") -> NumpyPolicy:
+    """Wide enough a head that actions reach their bounds, which differ."""
+    random = np.random.default_rng(seed)
+    sizes = [(5, 32), (32, 32), (32, 3)]
+    return NumpyPolicy(
+        weights=tuple(random.normal(0, 2 * i**-0.5, (i, o)).astype(np.float32) for i, o in sizes),
+        biases=tuple(random.normal(0, 0.3, o).astype(np.float32) for _, o in sizes),
+        observation_mean=np.array([0, 1, -2, 30, 4], np.float32),
+        observation_std=np.array([1, 0.1, 3, 20, 1], np.float32),
+        action_low=np.array([-1, 0, -3], np.float32),
+        action_high=np.array([1, 40, -1], np.float32),
+        squash=squash,
+    )
+
+
+@pytest.mark.parametrize("squash", ["tanh", "clip"])
+@pytest.mark.parametrize("members", [1, 3])
+def test_onnx_actions_equal_numpys_at_any_batch(squash: str, members: int) -> None:
+    policies = [some_policy(seed, squash) for seed in range(members)]
+    policy = NumpyPolicy.ensemble(policies) if members > 1 else policies[0]
+    model = session(onnx_bytes(policy, {"task": "none"}))
+    span, spread = policy.action_high - policy.action_low, []
+    for batch in (1, 7, 1024):
+        random = np.random.default_rng(batch)
+        noise = random.normal(size=(batch, 5)).astype(np.float32)
+        observations = policy.observation_mean + policy.observation_std * noise
+        (actions,) = model.run(None, {"observation": observations})
+        expected = policy.act(observations)
+        assert actions.dtype == np.float32 and actions.shape == (batch, 3)
+        assert np.all(np.abs(actions - expected) <= 1e-6 * span)
+        spread.append(np.ptp(expected, axis=0) / span)
+    assert np.all(spread[-1] > 0.3)  # the actions compared are not all at one bound
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exports")
+    data = save_npz(folder / "logs.npz")
+    flags = ["--updates", "40", "--eval-every", "20", "--actor-lr", "1e-3", "--seeds", "3", "5"]
+    command = ["train", "--algorithm", "td3_bc", "--task", "none", "--dataset", data, "--output", folder / "job"]
+    assert run(*command, *flags, *SMALL) == 0
+    return folder / "job"
+
+
+def test_an_exported_model_acts_as_the_policy_on_logged_rows_and_carries_its_facts(job: Path, tmp_path: Path) -> None:
+    observations = logged_arrays()["observations"]
+    summary = json.loads((job / "summary.json").read_text())
+    for flags, policy in (
+        (["--seed", "5"], c4rl.load_policy(job, seed=5)),
+        (["--ensemble"], c4rl.load_policy(job, ensemble=True)),
+    ):
+        output = tmp_path / f"{flags[0]}.onnx"
+        assert run("export", job, "--format", "onnx", "--output", output, *flags) == 0
+        model = session(output)
+        (actions,) = model.run(None, {"observation": observations})
+        assert np.abs(actions - policy.act(observations)).max() <= 2e-6  # of a range of 2
+        facts = model.get_modelmeta().custom_metadata_map
+        assert facts["task"] == "none" and facts["dataset_sha256"] == summary["dataset"]["sha256"]
+        assert json.loads(facts["trained_with"]) == summary["versions"]
+        assert facts["seeds"] == ("3 5" if flags == ["--ensemble"] else "5")
+    single = session(tmp_path / "--seed.onnx").get_modelmeta().custom_metadata_map
+    assert float(single["held_out_action_rmse"]) == summary["last"]["held_out_action_rmse"][1]
+    assert single["update"] == "40"
+
+
+def test_the_model_card_tells_data_method_seeds_held_out_numbers_and_limits(job: Path, tmp_path: Path) -> None:
+    assert run("export", job, "--seed", "3", "--output", tmp_path / "policy.npz") == 0
+    text = (tmp_path / "policy.npz.md").read_text()
+    summary = json.loads((job / "summary.json").read_text())
+    assert text.startswith("# td3_bc on logs.npz")
+    assert f"`{summary['dataset']['sha256']}`" in text and f"| rows trained on | {summary['dataset']['rows']} |" in text
+    assert "| seeds trained | 3, 5 |" in text
+    errors = summary["last"]["held_out_action_rmse"]
+    row = next(line for line in text.splitlines() if line.startswith("| held out action rmse"))
+    assert f"| {errors[0]:.4g} | {np.mean(errors):.4g} |" in row
+    assert f"{summary['dataset']['mean_action_rmse']:.4g} for the mean action" in row
+    assert "Never run in a simulator" in text and "/" not in text.split("## Method")[0].replace("n/a", "")
+
+
+def test_scores_of_the_card_come_with_intervals_over_seeds() -> None:
+    from c4rl.jobs.config import TrainConfig
+    from c4rl.jobs.runs import Run
+    from c4rl.results.model_card import Provenance, card
+
+    runs = tuple(Run(seed, seed) for seed in range(3))
+    scores = {0: [90.0, 10.0], 1: [20.0, 20.0], 2: [30.0, 30.0]}
+    records: Any = {
+        seed: [{"seed": seed, "update": 100 * i, "score": s, "returns": [s]} for i, s in enumerate(own, 1)]
+        for seed, own in scores.items()
+    }
+    config = TrainConfig("td3_bc", (Path("x/hopper.npz"),), Path("job"), ("hopper-medium-v2",))
+    text = card(Provenance(config, runs[:1], runs, {2: "nan"}, "best", records, "00", {}), some_policy(0), "p.npz")
+    assert "| seed_0, update 100 | 90.0 | - | its own |" in text  # the best of its evaluations, as asked for
+    assert "| last evaluation of every seed | 20.0 | -4.8 to 44.8 | 3 |" in text  # 20 +- 4.303 * 10 / sqrt(3)
+    assert "| best evaluation of every seed (chosen with the simulator) | 46.7 |" in text
+    assert "biased upwards" in text and "failed: seed_2" in text
+
+
+def test_nothing_is_written_where_a_policy_or_its_card_would_be_overwritten(
+    job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "p.onnx.md").write_text("mine")
+    assert run("export", job, "--format", "onnx", "--output", tmp_path / "p.onnx") == 2
+    assert "p.onnx.md: exists already" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["p.onnx.md"]
+    assert run("export", job, "--format", "onxx") == 2
+    assert "--format: found 'onxx'" in capsys.readouterr().err
+
+
+def test_the_npz_still_holds_the_policy(job: Path, tmp_path: Path) -> None:
+    assert run("export", job, "--ensemble", "--output", tmp_path / "p.npz") == 0
+    with np.load(io.BytesIO((tmp_path / "p.npz").read_bytes()), allow_pickle=False) as arrays:
+        policy = NumpyPolicy.from_arrays(arrays)
+    observations = logged_arrays()["observations"]
+    np.testing.assert_array_equal(policy.act(observations), c4rl.load_policy(job, ensemble=True).act(observations))

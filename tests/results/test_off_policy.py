@@ -1,0 +1,115 @@
+"""`c4rl ope` on jobs: a ranking with intervals, scores beside it, and what is refused."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import c4rl
+from tests.cli.support import SMALL, listing, logged_arrays, metric_lines, run, save_npz
+
+QUICK = ["--updates", "100", "--resamples", "2", "--hidden-layers", "1", "--hidden-width", "16", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("judged")
+    data = save_npz(folder / "logs.npz")
+    command = ["train", "--algorithm", "bc", "--task", "none", "--dataset", data, "--output", folder / "job"]
+    assert run(*command, "--updates", "20", "--seeds", "0", "1", "2", *SMALL) == 0
+    return folder / "job"
+
+
+def judged(*arguments: object, output: Path) -> dict[str, Any]:
+    assert run("ope", *arguments, *QUICK, "--json", output) == 0
+    return json.loads(output.read_text())
+
+
+def test_policies_are_ranked_by_their_values_with_intervals(
+    job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = listing(job)
+    found = judged(job, output=tmp_path / "a.json")
+    rows = found["policies"]
+    assert {row["policy"] for row in rows} == {"seed_0", "seed_1", "seed_2"}
+    values = [row["value"] for row in rows]
+    assert values == sorted(values, reverse=True) and [row["rank"] for row in rows] == [1, 2, 3]
+    assert all(row["interval"][0] < row["value"] < row["interval"][1] for row in rows)
+    assert found["dataset"]["rows"] == 240  # those held out from training too
+    arrays = logged_arrays()
+    for row in rows:
+        actions = c4rl.load_policy(job, run=row["policy"]).act(arrays["next_observations"])
+        apart = np.square(actions - np.roll(arrays["actions"], -1, 0))[~arrays["timeouts"]].mean()
+        assert row["action_distance"] == pytest.approx(apart, rel=1e-4)
+    out = capsys.readouterr().out
+    assert "rank correlation" not in out and out.index(rows[0]["policy"]) < out.index(rows[2]["policy"])
+    assert listing(job) == before
+    assert judged(job, output=tmp_path / "b.json") == found  # the same again
+
+
+def test_simulator_scores_stand_beside_the_values(
+    job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Scores in the order of the values: a rank correlation of 1; turned around: -1."""
+    order = [row["policy"] for row in judged(job, output=tmp_path / "order.json")["policies"]]
+    for sign in (1, -1):
+        copy = tmp_path / f"job{sign}"
+        shutil.copytree(job, copy)
+        scores = {name: -sign * float(place) for place, name in enumerate(order)}
+        lines = [*metric_lines(copy)]
+        lines += [{"update": 20, "seed": s, "score": scores[f"seed_{s}"], "returns": [0.0]} for s in range(3)]
+        (copy / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        found = judged(copy, output=tmp_path / f"{sign}.json")
+        assert found["rank_correlation"] == pytest.approx(sign)
+        assert [row["score"] for row in found["policies"]] == [scores[name] for name in order]
+        assert f"rank correlation of values with simulator scores: {sign:.2f} of the ranked" in capsys.readouterr().out
+
+
+def test_policies_that_leave_the_data_are_named(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same states with actions near one value: the policies of the job are farther from them than their mean."""
+    fixed = (0.9 + 0.01 * logged_arrays()["actions"]).astype(np.float32)
+    data = save_npz(tmp_path / "other.npz", actions=fixed)
+    found = judged(job, "--dataset", data, output=tmp_path / "o.json")
+    assert all("leaves the data" in row["warnings"][0] for row in found["policies"])
+    assert [row["rank"] for row in found["policies"]] == [None] * 3
+    assert capsys.readouterr().out.count("leaves the data") == 3
+
+
+def test_only_policies_that_stay_with_the_data_are_ranked(job: Path, tmp_path: Path) -> None:
+    """One of three jobs' policies plays the upper bound, whatever it sees."""
+    from safetensors.numpy import load_file, safe_open, save_file
+
+    odd = tmp_path / "odd"
+    shutil.copytree(job, odd)
+    path = odd / "policy_last.safetensors"
+    arrays = load_file(path)
+    with safe_open(path, "np") as file:
+        metadata = file.metadata()
+    arrays["seed_1/b2"] = np.full_like(arrays["seed_1/b2"], 50)
+    save_file(arrays, path, metadata)
+    rows = judged(odd, output=tmp_path / "r.json")["policies"]
+    assert [row["rank"] for row in rows] == [1, 2, None] and rows[2]["policy"] == "seed_1"
+
+
+def test_what_cannot_be_judged_is_refused_before_anything_is_fitted(
+    job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    narrow = {name: logged_arrays()[name][:, :3] for name in ("observations", "next_observations")}
+    data = save_npz(tmp_path / "narrow.npz", **narrow)
+    taken = tmp_path / "taken.json"
+    taken.write_text("")
+    for arguments, message in (
+        ([job, "--dataset", data], "found 3 observations and 2 actions, expected 5 and 2"),
+        ([job, job], "expected each folder once"),
+        ([tmp_path / "absent"], "no such folder"),
+        ([job, "--checkpoint", "best"], "policy_best.safetensors: no such file"),
+        ([job, "--json", taken], "exists already"),
+        ([job, "--resamples", "1"], "--resamples: found 1, expected a whole number at least 2"),
+        ([], "FOLDERS"),
+    ):
+        assert run("ope", *arguments) == 2, arguments
+        err = capsys.readouterr().err
+        assert message in err and err.count("\n") == 1, err
