@@ -145,7 +145,7 @@ def test_the_exported_policy_needs_numpy_alone_and_fifteen_lines(executed: Path)
     execute([sys.executable, "-c", f"{reader}\n{use}"], executed)
     actions = np.load(executed / "actions.npy", allow_pickle=False)
     assert actions.shape == (50, 2) and actions.min() >= 0 and actions.max() <= 40
-    np.testing.assert_array_equal(actions, c4rl.load_policy(executed / "runs/mine").act(observations))
+    np.testing.assert_array_equal(actions, c4rl.load_policy(executed / "runs/mine", ensemble=True).act(observations))
 
 
 @pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\((?!https?://)([^)#]+)\)", README))))

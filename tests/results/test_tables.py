@@ -182,7 +182,7 @@ def test_a_page_holds_what_its_commands_print(tmp_path: Path) -> None:
         page_command(["train", "--now"])
 
 
-@pytest.mark.parametrize("page", ["PAPER.md", "docs/locomotion.md", "docs/findings.md"])
+@pytest.mark.parametrize("page", ["PAPER.md", "docs/locomotion.md", "docs/findings.md", "docs/recipe.md"])
 def test_pages_are_those_of_the_store(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     assert not fill_page(Path(page), page_command, write=False), f"out of date: c4rl bench pages {page}"
