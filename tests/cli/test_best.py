@@ -1,0 +1,103 @@
+"""`--preset best`: chosen by the data alone, and its seeds act together."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import c4rl
+from c4rl.cli.train import config_of
+from c4rl.core.numpy_policy import NumpyPolicy
+from c4rl.results.policies import score_folder
+from c4rl.results.store import Store, entries_of
+from tests.cli.support import run, summary
+
+TINY = ("--updates", "4", "--hidden-width", "8", "--batch-size", "16")
+
+
+def write(path: Path, start_alike: bool) -> Path:
+    """Ten trajectories of 20 rows; they start in one place, or anywhere."""
+    random = np.random.default_rng(0)
+    observations = random.normal(size=(200, 4)).astype(np.float32)
+    observations[::20] = 0.1 if start_alike else np.linspace(-2, 2, 10)[:, None]
+    ends = np.arange(200) % 20 == 19
+    np.savez(
+        path,
+        observations=observations,
+        actions=random.uniform(-1, 1, (200, 2)).astype(np.float32),
+        rewards=random.normal(size=200).astype(np.float32),
+        next_observations=random.normal(size=(200, 4)).astype(np.float32),
+        terminals=np.zeros(200, bool),
+        timeouts=ends,
+    )
+    return path
+
+
+def test_data_whose_trajectories_start_alike_are_cloned_by_return_and_others_get_values(tmp_path: Path) -> None:
+    alike, apart = write(tmp_path / "alike.npz", True), write(tmp_path / "apart.npz", False)
+    cloned = config_of(["--preset", "best", "--dataset", str(alike)])
+    assert (cloned.algorithm, cloned.plugins, cloned.preset) == ("bc", ("returns",), "best")
+    assert cloned.options.actor_schedule == "cosine" and len(cloned.seeds) == 5 and cloned.ensemble == 0
+    valued = config_of(["--preset", "best", "--dataset", str(apart), "--task", "maze2d-umaze-v1"])
+    assert (valued.algorithm, valued.plugins, valued.ensemble) == ("td3_bc", ("layer_norm",), 5)
+    assert valued.options.alpha == 5
+    assert str(cloned.output) == "runs/alike-best"
+    few = config_of(["--preset", "best", "--dataset", str(apart), "--task", "maze2d-umaze-v1", "--seeds", "3", "4"])
+    assert few.ensemble == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--algorithm", "cql"), "--algorithm: found with --preset best"),
+        (("--plugins", "c4"), "--plugins: found with --preset best"),
+        (("--dataset", "alike.npz", "apart.npz"), "data that it treats differently"),
+    ],
+)
+def test_what_best_chooses_itself_is_refused(
+    flags: tuple[str, ...],
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "alike.npz", True), write(tmp_path / "apart.npz", False)
+    given = flags if "--dataset" in flags else ("--dataset", "alike.npz", *flags)
+    assert run("train", "--preset", "best", *given) == 2
+    error = capsys.readouterr().err
+    assert words in error and len(error.strip().splitlines()) == 1
+    assert run("train", "--preset", "best") == 2
+    assert not (tmp_path / "runs").exists()
+
+
+def test_seeds_act_together_in_training_scores_evaluate_and_export(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, job = write(tmp_path / "apart.npz", False), tmp_path / "job"
+    task = ("--task", "maze2d-open-v0", "--eval-episodes", "2", "--seeds", "0", "1", "2", "3", "--ensemble", "2")
+    assert run("train", "--preset", "best", "--dataset", data, *task, *TINY, "--output", job) == 0
+    assert "2 seeds acting together, the mean of their actions: " in capsys.readouterr().out
+    ensemble = summary(job)["ensemble"]
+    assert ensemble["members"] == 2 and len(ensemble["scores"]) == 2
+    members = [c4rl.load_policy(job, seed=seed) for seed in range(4)]
+    seen = np.random.default_rng(1).normal(size=(7, 4)).astype(np.float32)
+    together = NumpyPolicy.ensemble(members[:2])
+    expected = np.mean([member.act(seen) for member in members[:2]], axis=0)
+    np.testing.assert_allclose(together.act(seen), expected, atol=1e-6)
+    np.testing.assert_allclose(together.act(seen[0]), expected[0], atol=1e-6)
+    # all four, by the commands
+    scored = score_folder(job, 2, "last", 10_000, ensemble=True)
+    assert [row["ensemble"] for row in scored["runs"]] == [[0, 1, 2, 3]]
+    assert run("evaluate", job, "--ensemble", "--episodes", "1") == 0
+    assert "0+1+2+3" in capsys.readouterr().out
+    assert run("export", job, "--ensemble", "--output", tmp_path / "all.npz") == 0
+    exported = NumpyPolicy.from_arrays(np.load(tmp_path / "all.npz", allow_pickle=False))
+    np.testing.assert_allclose(exported.act(seen), np.mean([m.act(seen) for m in members], axis=0), atol=1e-6)
+    assert run("export", job, "--ensemble", "--seed", "1") == 2
+    # each ensemble is an entry of its own
+    store = Store(tmp_path / "store")
+    assert len(store.add(entries_of(job))) == 6
+    assert sorted(entry.data["run"].get("members", 1) for entry in store) == [1, 1, 1, 1, 2, 2]
+    found = [entry.data["curve"][-1][1] for entry in store if entry.data["run"].get("members")]
+    assert sorted(found) == sorted([round(r, 3) for r in returns] for returns in ensemble["returns"])
