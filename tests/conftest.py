@@ -6,6 +6,12 @@ from pathlib import Path
 import pytest
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+LONGEST = ("test_kernels.py", "test_readme.py", "test_killed_and_resumed.py", "test_every_algorithm_as_a_job.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first: begun last, one of them would keep one core busy while the others are done."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
 @pytest.fixture(scope="session")

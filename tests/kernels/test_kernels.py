@@ -17,8 +17,8 @@ import pytest
 from c4rl.core import ops
 
 ON_GPU = ops.missing() is None
-WAYS = [("gpu", "test")] if ON_GPU else [("interpreter", "training"), ("interpreter", "not training")]
-WAYS += [] if ON_GPU else [("compiler", "test")]
+WITHOUT = [("compiler", "test"), ("interpreter", "training"), ("interpreter", "not training")]
+WAYS = [("gpu", "test")] if ON_GPU else WITHOUT
 
 
 def unable() -> str | None:
