@@ -73,6 +73,7 @@ def _draw(axis: Axes, maze: Maze, panel: Panel, value: Array | None, scale: Norm
     left, top = -0.5 + CELL_SHIFT, -0.5 + CELL_SHIFT
     extent = (left, left + columns, top + rows, top)
     axis.set_facecolor(WALL)
+    axis.set_aspect("equal")
     if value is None:
         axis.add_patch(Rectangle((left, top), columns, rows, facecolor=EMPTY, zorder=1))
     else:
