@@ -1,9 +1,13 @@
 """Settings for a dataset, each with its reason."""
 
+import math
 from typing import Any, NamedTuple
 
+from c4rl.data.dataset import Dataset
 from c4rl.diagnostics.cloning_probe import CloningCurve
 from c4rl.diagnostics.page import number
+from c4rl.jobs.presets.best import best_for, start_spread
+from c4rl.plugins.returns import START_SPREAD
 
 GAIN = 0.15  # of the best return: what weighting by returns must add to the mean to be worth its lost rows
 SCALES = 3.0  # between observations' standard deviations: networks learn less from small ones
@@ -15,6 +19,22 @@ class Setting(NamedTuple):
     name: str
     value: str
     reason: str
+
+
+def advise_preset(dataset: Dataset) -> Setting:
+    """What --preset best would train, and why."""
+    recipe, spread = best_for(dataset), start_spread(dataset)
+    method = " + ".join([recipe.algorithm, *recipe.plugins])
+    if spread == math.inf:
+        return Setting("--preset best", method, "There is one trajectory only: returns cannot be compared.")
+    words = f"First observations vary {spread:.2f} times as much as all observations (median over dimensions)"
+    alike = spread < START_SPREAD
+    why = (
+        "trajectories start alike, so returns compare them"
+        if alike
+        else "trajectories start apart, so values are learned"
+    )
+    return Setting("--preset best", method, f"{words}, {'below' if alike else 'not below'} {START_SPREAD:g}: {why}.")
 
 
 def advise(returns: dict[str, Any], coverage: dict[str, Any], cloning: CloningCurve | None) -> list[Setting]:

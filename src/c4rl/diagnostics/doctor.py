@@ -13,7 +13,7 @@ from rich.text import Text
 
 from c4rl.data.dataset import Dataset
 from c4rl.data.info import describe
-from c4rl.diagnostics.advice import Setting, advise
+from c4rl.diagnostics.advice import Setting, advise, advise_preset
 from c4rl.diagnostics.cloning_probe import CloningCurve, probe_cloning
 from c4rl.diagnostics.coverage import describe_coverage
 from c4rl.diagnostics.critic_probe import probe_critic
@@ -60,7 +60,7 @@ def examine(
                 critic = probe_critic(dataset, min(updates, 2000), CRITIC_SHARE * seconds)
         finally:
             torch.set_num_threads(threads)
-    settings = advise(returns, coverage, cloning)
+    settings = [advise_preset(dataset), *advise(returns, coverage, cloning)]
     return Examination(description, findings, coverage, returns, cloning, critic, settings, time.monotonic() - began)
 
 

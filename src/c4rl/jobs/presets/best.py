@@ -41,7 +41,9 @@ RECIPES = {
 
 
 def best_for(dataset: Dataset) -> Recipe:
-    spread = spread_of_starts(
-        torch.tensor(dataset.observations, dtype=torch.float64), torch.tensor(dataset.trajectory_ids).long()
-    )
-    return RECIPES["alike" if spread < START_SPREAD else "apart"]
+    return RECIPES["alike" if start_spread(dataset) < START_SPREAD else "apart"]
+
+
+def start_spread(dataset: Dataset) -> float:
+    observations = torch.tensor(dataset.observations, dtype=torch.float64)
+    return spread_of_starts(observations, torch.tensor(dataset.trajectory_ids).long())
