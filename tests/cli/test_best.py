@@ -8,6 +8,7 @@ import pytest
 import c4rl
 from c4rl.cli.train import config_of
 from c4rl.core.numpy_policy import NumpyPolicy
+from c4rl.diagnostics.advice import advise_preset
 from c4rl.results.policies import score_folder
 from c4rl.results.store import Store, entries_of
 from tests.cli.support import run, summary
@@ -42,6 +43,10 @@ def test_data_whose_trajectories_start_alike_are_cloned_by_return_and_others_get
     assert (valued.algorithm, valued.plugins, valued.ensemble) == ("td3_bc", ("layer_norm",), 5)
     assert valued.options.alpha == 5
     assert str(cloned.output) == "runs/alike-best"
+    # the doctor says the same, and why
+    for path, method, words in ((alike, "bc + returns", "0.00 times"), (apart, "td3_bc + layer_norm", "start apart")):
+        said = advise_preset(c4rl.load_dataset(path))
+        assert said.value == method and words in said.reason
     few = config_of(["--preset", "best", "--dataset", str(apart), "--task", "maze2d-umaze-v1", "--seeds", "3", "4"])
     assert few.ensemble == 2
 

@@ -29,12 +29,9 @@ def advise_preset(dataset: Dataset) -> Setting:
         return Setting("--preset best", method, "There is one trajectory only: returns cannot be compared.")
     words = f"First observations vary {spread:.2f} times as much as all observations (median over dimensions)"
     alike = spread < START_SPREAD
-    why = (
-        "trajectories start alike, so returns compare them"
-        if alike
-        else "trajectories start apart, so values are learned"
-    )
-    return Setting("--preset best", method, f"{words}, {'below' if alike else 'not below'} {START_SPREAD:g}: {why}.")
+    why = "start alike, so returns compare them" if alike else "start apart, so values are learned"
+    side = "below" if alike else "not below"
+    return Setting("--preset best", method, f"{words}, {side} {START_SPREAD:g}: trajectories {why}.")
 
 
 def advise(returns: dict[str, Any], coverage: dict[str, Any], cloning: CloningCurve | None) -> list[Setting]:
