@@ -122,7 +122,7 @@ def test_a_job_forgets_the_preset_whose_values_it_drops(data: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("flags", "fragments"),
     [
-        (["--preset", "best"], ["--preset", "'best'", "paper, paper-divergence, authors, authors-fixed"]),
+        (["--preset", "papers"], ["--preset", "'papers'", "paper, paper-divergence, authors, authors-fixed"]),
         (["--preset", "authors", "--algorithm", "td3_bc"], ["--preset authors", "td3_bc", "expected cql"]),
         (["--preset", "authors-fixed", "--algorithm", "td3_bc"], ["--preset authors-fixed", "td3_bc", "expected cql"]),
         (["--preset", "paper", "--algorithm", "bc"], ["--preset paper", "critic", "'bc' has none"]),
@@ -134,7 +134,9 @@ def test_what_cannot_be_preset_is_refused(
     flags: list[str], fragments: list[str], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = listing(tmp_path)
-    assert run("train", "--task", "none", *flags, "--dataset", data, "--output", tmp_path / "job") == 2
+    # one update: a job that is not refused is to end soon
+    job = ["--task", "none", *flags, "--dataset", data, "--output", tmp_path / "job", "--updates", "1"]
+    assert run("train", *job) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and all(fragment in err for fragment in fragments), err
     assert listing(tmp_path) == before
