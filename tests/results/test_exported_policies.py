@@ -114,7 +114,7 @@ def test_scores_of_the_card_come_with_intervals_over_seeds() -> None:
         seed: [{"seed": seed, "update": 100 * i, "score": s, "returns": [s]} for i, s in enumerate(own, 1)]
         for seed, own in scores.items()
     }
-    config = TrainConfig("td3_bc", (Path("x/hopper.npz"),), Path("job"), ("hopper-medium-v2",))
+    config = TrainConfig("td3_bc", (Path("x/hopper.npz"),), ("hopper-medium-v2",), Path("job"))
     text = card(Provenance(config, runs[:1], runs, {2: "nan"}, "best", records, "00", {}), some_policy(0), "p.npz")
     assert "| seed_0, update 100 | 90.0 | - | its own |" in text  # the best of its evaluations, as asked for
     assert "| last evaluation of every seed | 20.0 | -4.8 to 44.8 | 3 |" in text  # 20 +- 4.303 * 10 / sqrt(3)

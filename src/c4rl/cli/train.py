@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from c4rl.cli.parsing import Arguments, flags_of, free_folder, parse
+from c4rl.cli.parsing import NOT_GIVEN, Arguments, flags_of, free_folder, parse
 from c4rl.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -87,7 +87,9 @@ def config_of(arguments: Arguments) -> "TrainConfig":
         algorithm = given["algorithm"]
     elif preset:
         given = _preset(choice, algorithm, arguments)
-    if base is None and choice.dataset:
+    if base is not None:
+        given["output"] = NOT_GIVEN  # a stored config does not say where to write
+    elif choice.dataset:
         given["output"] = free_folder(f"{choice.dataset[0].stem}-{choice.preset if preset else algorithm}")
     plugins = choice.plugins if choice.plugins is not None else given.get("plugins", ("none",))
     options = given.pop("options", None) or algorithm_class(algorithm).config_type()
