@@ -15,7 +15,7 @@ class Flags(Options):
     """A maze2d task of `c4rl tasks`."""
     size: int = option(10_000, at_least=1, at_most=10**9)
     """Transitions to record."""
-    updates: int = option(8_000, at_least=1, at_most=10**9)
+    updates: int = option(15_000, at_least=1, at_most=10**9)
     """Gradient updates per run; cloning takes a fifth."""
     seeds: tuple[int, ...] = option((0, 1), at_least=0, at_most=2**63 - 1)
     """One run per seed and method."""
