@@ -12,7 +12,7 @@ from c4rl.diagnostics.advice import advise
 from c4rl.diagnostics.cloning_probe import CloningCurve, probe_cloning
 from c4rl.diagnostics.coverage import describe_coverage, directions_for, participation_ratio
 from c4rl.diagnostics.critic_probe import probe_critic
-from c4rl.diagnostics.returns import describe_returns, effective_number, return_weights
+from c4rl.diagnostics.returns import describe_returns, effective_number
 from c4rl.environments.tasks import get_task
 from tests.cli.support import listing, run
 from tests.diagnostics.broken_copies import FAULTS, LENGTHS, sound_arrays
@@ -93,13 +93,9 @@ def test_copies_of_columns_add_no_effective_dimension(tmp_path: Path) -> None:
     assert two == pytest.approx(one, rel=1e-3)
 
 
-def test_return_weights_keep_the_best() -> None:
-    returns = np.array([0.0, 50.0, 100.0])
-    assert return_weights(returns, 0.1) == pytest.approx(np.exp([-10, -5, 0]))
-    assert return_weights(np.array([3.0, 3.0]), 0.1).tolist() == [1, 1]
-    # returns far from 0 and close to each other keep nearly all: their range alone would be too sharp a scale
-    assert effective_number(return_weights(np.array([3000.0, 3100.0]), 0.1)) > 1.9
+def test_the_effective_number_is_that_of_equal_weights() -> None:
     assert effective_number(np.array([1.0, 1.0, 0.0])) == pytest.approx(2)
+    assert effective_number(np.array([3.0, 1.0])) == pytest.approx(1.6)
 
 
 def test_weighting_is_advised_where_it_lifts_the_mean_and_leaves_rows(tmp_path: Path) -> None:

@@ -1,24 +1,19 @@
-"""Returns of the logged trajectories, and what weighting rows by them would keep.
+"""Returns of the logged trajectories, and what weighting rows by them (plug-in `returns`) would keep.
 
-p(row) ~ exp((G - Gmax) / (T scale)), scale = max(|Gmax|, Gmax - Gmin): rows of better trajectories come up more often.
 The effective number (sum w)^2 / sum w^2 says how many equally weighted rows would vary as much.
 """
 
 from typing import Any
 
 import numpy as np
+import torch
 
 from c4rl.data.dataset import Array, Dataset
 from c4rl.data.subsets import trajectory_returns, trajectory_slices, whole_trajectories
 from c4rl.environments.tasks import Task
+from c4rl.plugins.returns import weights_of_rows
 
 TEMPERATURES = (0.3, 0.1, 0.03)
-
-
-def return_weights(returns: Array, temperature: float) -> Array:
-    """The weight of a row of each trajectory, [trajectories]; 1 for those of the best."""
-    scale = max(abs(float(returns.max())), float(returns.max() - returns.min()))
-    return np.exp((returns - returns.max()) / (temperature * scale)) if scale > 0 else np.ones(len(returns))
 
 
 def effective_number(weights: Array) -> float:
@@ -35,12 +30,14 @@ def describe_returns(dataset: Dataset, task: Task) -> dict[str, Any]:
     chosen = lengths > 1 if (lengths > 1).any() else lengths > 0
     cut = int((~whole_trajectories(dataset) & chosen).sum())
     lengths, returns = lengths[chosen], returns[chosen]
+    ids = torch.tensor(dataset.trajectory_ids).long()
+    logged = torch.tensor(dataset.rewards).double(), torch.tensor(dataset.terminals), ids
     scores = np.asarray(task.normalise(returns))
     uniform = float(np.average(scores, weights=lengths))
     kept = []
     for temperature in TEMPERATURES:
-        weights = return_weights(returns, temperature)
-        rows = np.repeat(weights, lengths)
+        rows = weights_of_rows(*logged, temperature, top=0.0, floor=0.0, rows=0.0).numpy()
+        weights = rows[starts][chosen]
         kept.append(
             {
                 "temperature": temperature,
