@@ -45,7 +45,7 @@ def values_of(settings: Mapping[str, Setting]) -> dict[str, Any]:
 
 def preset(name: str, algorithm: str, task: str) -> Preset:
     if name not in PRESETS:
-        raise InputError(f"--preset: found '{name}', expected one of published, {', '.join(PRESETS)}")
+        raise InputError(f"--preset: found '{name}', expected one of best, published, {', '.join(PRESETS)}")
     if name == "paper":
         return _paper(algorithm, task)
     if name == "paper-divergence":
