@@ -332,6 +332,8 @@ def test_bad_input_is_one_sentence_and_leaves_nothing_behind(
         ("evaluate", "FOLDER: found nothing, expected a path"),
         ("evaluate --seed 3", "FOLDER: found nothing, expected a path"),
         ("evaluate job --episodes 0", "--episodes: found 0, expected a whole number at least 1"),
+        ("evaluate job --allow-import=--help", "--allow-import: found '--help', expected the flag alone"),
+        ("train --no-monitor=yes", "--no-monitor: found 'yes', expected the flag alone"),
         ("export job --checkpoint first", "--checkpoint: found 'first', expected one of last, best"),
         ("tasks --jsn", "--jsn: found where a known flag was expected; did you mean --json?"),
         ("demo --size 0", "--size: found 0, expected a whole number at least 1"),

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,18 @@ def test_the_model_card_tells_data_method_seeds_held_out_numbers_and_limits(job:
     assert f"| {errors[0]:.4g} | {np.mean(errors):.4g} |" in row
     assert f"{summary['dataset']['mean_action_rmse']:.4g} for the mean action" in row
     assert "Never run in a simulator" in text and "/" not in text.split("## Method")[0].replace("n/a", "")
+
+
+def test_evaluations_that_do_not_go_together_are_refused(
+    job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = shutil.copytree(job, tmp_path / "job")
+    lines = (copy / "metrics.jsonl").read_text().splitlines()
+    lines[-1] = lines[-1].replace("held_out_action_rmse", "other_rmse")
+    (copy / "metrics.jsonl").write_text("\n".join([*lines, ""]))
+    assert run("export", copy, "--output", tmp_path / "policy.npz") == 2
+    assert "metrics.jsonl: found evaluations with " in capsys.readouterr().err
+    assert not (tmp_path / "policy.npz").exists()
 
 
 def test_scores_of_the_card_come_with_intervals_over_seeds() -> None:

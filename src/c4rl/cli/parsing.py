@@ -95,6 +95,11 @@ def parse(
     """Values by the names of their fields. defaults: instead of the fields' own; others_follow: ignore other flags."""
     chosen = {flag.field.name: _default(flag.field) for flag in flags} | dict(defaults or {})
     given = {argument.partition("=")[0].replace("_", "-").replace("--no-", "--") for argument in arguments}
+    switches = {flag.name for flag in flags if flag.field.type is bool}
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if equals and name.replace("_", "-").replace("--no-", "--") in switches:
+            raise InputError(f"{name}: found '{value}', expected the flag alone, without a value")
     # the others keep their defaults, and tyro needs time for each
     helping = bool(given & {"-h", "--help"})
     shown = [flag for flag in flags if flag.positional or flag.name in given or helping]

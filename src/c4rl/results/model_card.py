@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from c4rl.core.curves import late_mean
+from c4rl.core.errors import InputError
 from c4rl.core.files import read_json
 from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.core.typed_json import jsonable
@@ -76,8 +77,12 @@ def provenance(
     records: dict[RunKey, list[Record]] = {run.key: [] for run in seeds}
     if (folder / "metrics.jsonl").exists():
         for record in read_metrics(folder / "metrics.jsonl", {run.key for run in runs}):
-            if key_of(record) in records and ("score" in record or any(name.endswith("_rmse") for name in record)):
+            if key_of(record) in records and any(map(_is_result, record)):
                 records[key_of(record)].append(record)
+        kinds = {frozenset(filter(_is_result, record)) for own in records.values() for record in own}
+        if len(kinds) > 1:
+            names = " or ".join(" ".join(sorted(kind)) for kind in kinds)
+            raise InputError(f"{folder / 'metrics.jsonl'}: found evaluations with {names}, expected the same of all")
     digests = load_progress(directory.checkpoint).dataset_sha256.split(",") if directory.checkpoint.exists() else []
     path = folder / "summary.json"
     summary = read_json(path, "that of a finished job") if path.exists() else {}
@@ -91,6 +96,10 @@ def provenance(
         digests[members[0].data] if members[0].data < len(digests) else "not known",
         summary if isinstance(summary, dict) else {},
     )
+
+
+def _is_result(name: str) -> bool:
+    return name == "score" or name.endswith("_rmse")
 
 
 def policy_facts(found: Provenance) -> dict[str, str]:
@@ -113,7 +122,7 @@ def policy_facts(found: Provenance) -> dict[str, str]:
         return facts | {"score_of_members": json.dumps([record.get("score") for record in evaluations])}
     for record in evaluations:
         facts |= {"update": str(record["update"])}
-        facts |= {name: str(record[name]) for name in record if name == "score" or name.endswith("_rmse")}
+        facts |= {name: str(record[name]) for name in filter(_is_result, record)}
     return facts
 
 
