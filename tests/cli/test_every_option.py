@@ -223,7 +223,7 @@ def test_a_switch_takes_no_word(
     owner: Owner, field: "Field[Any]", folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flag = f"--{flag_of(field.name)}"
-    refused((*owner.command, f"{flag}=maybe"), ("maybe: ", "DATASET: "), folder, capsys)
+    refused((*owner.command, f"{flag}=maybe"), (f"{flag}: found 'maybe', expected the flag alone",), folder, capsys)
     if owner.place is not None:
         for value in ("maybe", 1, None):
             _stored_is_refused(owner, field, value, folder, capsys)
