@@ -311,7 +311,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing_behind(
         ("train --sedes 1", "--sedes: found where a known flag was expected; did you mean --seeds?"),
         ("train --learning_rte 1", "--learning_rte: found where a known flag was expected; `c4rl train --help` shows"),
         ("train --top-fraction 0.1", "--top-fraction: found where a known flag was expected"),  # of another algorithm
-        ("train --clip-actions=maybe", "maybe: found where a known flag was expected"),
+        ("train --clip-actions=maybe", "--clip-actions: found 'maybe', expected the flag alone"),
         ("train --updates", "--updates: found no value, expected a whole number at least 1"),
         ("train --updates --seeds 1", "--updates: found no value, expected a whole number"),
         ("train --updates many", "--updates: found 'many', expected a whole number"),

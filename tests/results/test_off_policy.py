@@ -59,7 +59,7 @@ def test_simulator_scores_stand_beside_the_values(
         copy = tmp_path / f"job{sign}"
         shutil.copytree(job, copy)
         scores = {name: -sign * float(place) for place, name in enumerate(order)}
-        lines = [*metric_lines(copy)]
+        lines = [line for line in metric_lines(copy) if not any(name.endswith("_rmse") for name in line)]
         lines += [{"update": 20, "seed": s, "score": scores[f"seed_{s}"], "returns": [0.0]} for s in range(3)]
         (copy / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         found = judged(copy, output=tmp_path / f"{sign}.json")
