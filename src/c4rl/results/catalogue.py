@@ -98,6 +98,7 @@ BPPO_, A2PR = _published("BPPO", "bppo", options=BPPO), _published("A2PR", "a2pr
 CQL = _published("CQL", "cql")
 CONTROLLED = tuple(map(_cql_c4, ("paper", "authors", "authors-fixed")))  # each with its control
 PAPER, PAPER_CONTROL = CONTROLLED[0]
+DIVERGENCE = _cql_c4("paper-divergence")[0]
 # CQL with the networks and step sizes of the paper, without C4
 PAPER_CQL = Method("CQL, paper", "cql", ("none",), "paper", paper="CQL")
 TD3BC_C4 = Method("TD3+BC + C4", "td3_bc", ("c4",), options={"lambda_": 0.3, "actor_rows": "cluster"})
@@ -166,6 +167,14 @@ TABLES = {
             headline=("TD3+BC", "CQL", PAPER.label, PAPER_CONTROL.label),
             note="paper, authors, authors-fixed: presets of C4; a control is all of the preset but C4. BPPO accepts no "
             "policy by the simulator; its value and cloning stages have 100,000 and 25,000 updates.",
+        ),
+        ResultTable(
+            "c4-screen",
+            "CQL with C4's presets and with all of them but C4, screened before the main table",
+            (CQL, *itertools.chain(*CONTROLLED), DIVERGENCE),
+            THREE,
+            headline=(CQL.label, PAPER.label, PAPER_CONTROL.label, DIVERGENCE.label),
+            **SCREENING,
         ),
         ResultTable(
             "c4-plugin",
