@@ -1,4 +1,6 @@
-"""What any policy may be trained with: an average of its weights, their decay, a falling step size."""
+"""What any policy may be trained with: an average of its weights, their decay, a falling step size, dropout."""
+
+from typing import Any
 
 import pytest
 import torch
@@ -81,11 +83,39 @@ def test_a_scheduled_step_size_falls_from_whole_to_nothing(algorithm) -> None:
     assert not torch.allclose(flat("cosine", 6), flat("constant", 6), rtol=1e-9, atol=0)
 
 
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name not in ("bppo", "tsrl", "sorl")])
+def test_dropout_thins_the_policy_in_its_own_loss_alone(algorithm) -> None:
+    plain = make_launch(small_config(algorithm))
+    launch = make_launch(small_config(algorithm, actor_dropout=0.25, hidden_width=64))
+    observations = torch.randn(1, 500, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    own = launch.algorithm
+
+    def mean(policy: Any) -> torch.Tensor:
+        return policy if isinstance(policy, torch.Tensor) else policy.mean
+
+    thinned, whole = mean(own.trained_policy(observations)), mean(own.actor(observations))
+    assert not torch.isclose(thinned, whole).any()
+    launch.step.add_(1)
+    assert not torch.equal(mean(own.trained_policy(observations)), thinned)  # other units every time
+    assert torch.equal(own.act(observations), own.act(observations))
+    torch.testing.assert_close(own.act(observations), torch.tanh(own.actor.mlp(observations))[..., :2])
+    other = plain.algorithm
+    assert torch.equal(mean(other.trained_policy(observations)), mean(other.actor(observations)))
+
+    seen: list[int] = []  # an update calls it where the actor learns
+    own.trained_policy = lambda x, wrapped=own.trained_policy: (seen.append(x.shape[1]), wrapped(x))[1]
+    advance(launch, 2)
+    assert len(seen) in (1, 2)
+
+
 def test_what_an_algorithm_cannot_follow_is_refused() -> None:
     for algorithm, option, value in (
         ("bppo", "actor_average", 0.1),
         ("bppo", "actor_decay", 0.1),
         ("bppo", "actor_schedule", "cosine"),
+        ("bppo", "actor_dropout", 0.1),
+        ("sorl", "actor_dropout", 0.1),
+        ("tsrl", "actor_dropout", 0.1),
         ("tsrl", "critic_cloning", 0.1),
     ):
         with pytest.raises(InputError, match=f"--{option.replace('_', '-')}: found {value}, expected "):

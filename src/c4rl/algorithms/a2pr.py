@@ -115,7 +115,7 @@ class A2PR(TD3):
         self.optimizers["vae"].step(reconstruction_loss + config.kl_weight * kl)
 
         if self.updates_actor(step):
-            actions = self.actor(actor_batch.observations)
+            actions = self.trained_policy(actor_batch.observations)
             target, augmented, cloned = self._cloning_target(actor_batch, actions, logged_q, baseline)
             cloning = config.cloning_weight * (cloned * squared_error(actions, target).mean(2)).mean(1)
             self.actor_step(actor_batch, actions, cloning - self.scaled_q(actor_batch, actions))

@@ -15,7 +15,7 @@ from c4rl.core.errors import InputError
 from c4rl.core.networks import Critic, CriticOutput, Stack
 from c4rl.core.optimizers import CosineSchedule, FlatAdam, Polyak, RunningAverage
 from c4rl.core.options import Options, PerRun, flag_of, option
-from c4rl.core.policies import EvaluatedPolicy, Policy, TanhGaussian
+from c4rl.core.policies import EvaluatedPolicy, Policy, TanhGaussian, dropout_masks
 from c4rl.core.random import Streams
 from c4rl.data.dataset import Dataset
 from c4rl.plugins.seams import ActorStep, CriticStep, Plugins, module_state
@@ -51,6 +51,8 @@ class AlgorithmConfig(Options):
     actor_average: PerRun = option(0.0, at_least=0, at_most=1)
     """The policy that is evaluated averages the trained one's weights over about 1 / this many of its updates; 0: it is
     the trained one."""
+    actor_dropout: float = option(0.0, at_least=0, below=1)
+    """Share of the policy's hidden units that are zero in its own loss; none are in targets and evaluation."""
     batch_size: int = option(256, at_least=2, at_most=1_000_000)
     """Rows per update and run."""
 
@@ -64,6 +66,10 @@ class AlgorithmConfig(Options):
     @property
     def hidden(self) -> tuple[int, ...]:
         return (self.hidden_width,) * self.hidden_layers
+
+    @property
+    def actor_hidden(self) -> tuple[int, ...]:
+        return self.hidden
 
 
 @dataclass(frozen=True)
@@ -225,6 +231,12 @@ class Algorithm(ABC):
         """One step of the critics on their TD loss [R, M] and what plug-ins add. Returns metrics to log."""
         self.optimizers["critic"].step(td_loss + self.critic_penalty(batch, output, backup, td_loss))
         return {"critic_loss": td_loss.sum(1), "q": output.q.mean((1, 2))}
+
+    def trained_policy(self, observations: Tensor) -> Any:
+        """The actor at observations [R, B, s] as its own loss sees it: with dropout, if asked for."""
+        config = self.config
+        masks = dropout_masks(self.streams, "dropout", config.actor_dropout, config.actor_hidden, observations.shape[1])
+        return self.actor(observations, masks)
 
     def drawn_actions(self, policy: TanhGaussian, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Actions [R, B, a] and their log-probability [R, B] for plug-ins; only the mean if none uses them."""

@@ -42,7 +42,7 @@ class BC(Algorithm):
         return top_fraction(dataset, config.top_fraction, discount=0.99) if config.top_fraction != 1 else dataset
 
     def update(self, batch: Batch, step: int, actor_batch: Batch) -> Metrics:
-        policy = self.actor(actor_batch.observations)
+        policy = self.trained_policy(actor_batch.observations)
         if self.config.loss == "mse":
             loss = mean_squared_error(policy, actor_batch.actions)
             term = self.actor_term(actor_batch, policy)

@@ -83,7 +83,8 @@ class BPPOConfig(CriticConfig):
     best by score too. This USES THE ENVIRONMENT to learn."""
 
     def check(self) -> None:
-        self.refuse("PPO's own clip and step sizes hold the policy", "actor_schedule", "actor_decay", "actor_average")
+        own = "actor_schedule", "actor_decay", "actor_average", "actor_dropout"
+        self.refuse("PPO's own clip and step sizes hold the policy", *own)
 
 
 class BPPO(AcceptedPolicies):

@@ -103,7 +103,7 @@ class CQL(Algorithm):
     def update(self, batch: Batch, step: int, actor_batch: Batch) -> Metrics:
         # actor: α log π(ã|s) - min Q(s, ã), or cloning first
         alpha = self.temperature.log.detach().exp()
-        policy = self.actor(actor_batch.observations)
+        policy: TanhGaussian = self.trained_policy(actor_batch.observations)
         actions, log_prob = policy.sample(self.streams.normal("actor_action", *actor_batch.actions.shape[1:]))
         if self.clones(step):
             value = policy.log_prob(actor_batch.actions)
@@ -114,7 +114,8 @@ class CQL(Algorithm):
 
         # critics: TD + conservative term, from the policy as it is before this update's actor step
         with torch.no_grad():
-            here = policy.detach() if actor_batch is batch else self.actor(batch.observations)
+            known = actor_batch is batch and not self.config.actor_dropout
+            here = policy.detach() if known else self.actor(batch.observations)
             there: TanhGaussian = self.actor(batch.next_observations)
         next_actions, y = self._target(batch, there, alpha)
         drawn, log_density = self._drawn_actions(batch, here, there)

@@ -89,7 +89,7 @@ class DOGE(TD3):
             self.remember(distance_loss=distance_loss)
 
         if self.updates_actor(step):
-            actions = self.actor(actor_batch.observations)
+            actions = self.trained_policy(actor_batch.observations)
             with torch.no_grad():
                 logged = self.distance.at(actor_batch.state_actions).q.squeeze(1)
             chosen = self.distance(actor_batch.observations, actions, frozen=True).q.squeeze(1)

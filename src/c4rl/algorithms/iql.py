@@ -10,7 +10,7 @@ from c4rl.algorithms.implicit_q import ImplicitQ, ImplicitQConfig, advantage_wei
 from c4rl.core.buffer import Batch
 from c4rl.core.networks import Stack
 from c4rl.core.options import PerRun, option
-from c4rl.core.policies import DeterministicPolicy, Gaussian, TanhMeanGaussianPolicy, dropout_masks
+from c4rl.core.policies import DeterministicPolicy, Gaussian, TanhMeanGaussianPolicy
 from c4rl.core.random import Streams
 from c4rl.plugins.seams import Plugins
 
@@ -25,8 +25,6 @@ class IQLConfig(ImplicitQConfig):
     """Upper clip of that weight."""
     policy: Literal["gaussian", "deterministic"] = "gaussian"
     """A Gaussian around tanh(f(s)) with one standard deviation for all states, or tanh(f(s)) alone."""
-    actor_dropout: float = option(0.0, at_least=0, below=1)
-    """Share of the policy's hidden units that each update leaves out."""
     initialization: Literal["orthogonal_throughout", "torch"] = "orthogonal_throughout"
     """Initial weights: orthogonal with gain sqrt 2 in every layer, or PyTorch's."""
 
@@ -68,11 +66,9 @@ class IQL(ImplicitQ):
 
     def _policy_at(self, batch: Batch) -> tuple[Tensor, Tensor | None, Gaussian | None, Tensor]:
         """At s: actions with graph, their log-probability, the distribution, and the distance [R, B] to logged ones."""
-        config = self.config
-        masks = dropout_masks(self.streams, "dropout", config.actor_dropout, config.hidden, batch.actions.shape[1])
-        if config.policy == "deterministic":
-            actions = self.actor(batch.observations, masks)
+        if self.config.policy == "deterministic":
+            actions = self.trained_policy(batch.observations)
             return actions, None, None, (actions - batch.actions).square().sum(2)
-        distribution: Gaussian = self.actor(batch.observations, masks)
+        distribution: Gaussian = self.trained_policy(batch.observations)
         distance = -distribution.log_prob(batch.actions)
         return *self.drawn_actions(distribution, batch), distribution, distance

@@ -39,7 +39,7 @@ class ReBRAC(TD3):
         metrics = self.td_step(batch, next_actions, self.target(batch, next_actions))
 
         if self.updates_actor(step):
-            actions = self.actor(actor_batch.observations)
+            actions = self.trained_policy(actor_batch.observations)
             q = self.critic(actor_batch.observations, actions, frozen=True).q.amin(1)
             cloning = self.config.actor_cloning * squared_error(actions, actor_batch.actions).sum(2).mean(1)
             self.actor_step(actor_batch, actions, cloning - relative_mean(q, self.config.alpha))

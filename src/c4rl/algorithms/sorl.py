@@ -39,6 +39,9 @@ class SORLConfig(StyleConfig, ImplicitQConfig):
     """The style that is evaluated, chosen offline: the largest mean Q of its policy's action on its own trajectories,
     or the largest mean advantage of the actions logged there."""
 
+    def check(self) -> None:
+        self.refuse("its policies are many, one for each style", "actor_dropout")
+
 
 class SORL(ImplicitQ):
     config_type = SORLConfig

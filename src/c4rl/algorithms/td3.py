@@ -31,10 +31,6 @@ class TD3Config(CriticConfig):
     policy_delay: int = option(2, at_least=1, at_most=1_000_000)
     """Critic updates per actor (and target) update."""
 
-    @property
-    def actor_hidden(self) -> tuple[int, ...]:
-        return self.hidden
-
 
 class TD3(Algorithm):
     """TD3's networks and steps. A descendant's `update` puts them in order and keeps the actor near the data."""

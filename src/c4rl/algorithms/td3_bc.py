@@ -26,7 +26,7 @@ class TD3BC(TD3):
         metrics = self.td_step(batch, next_actions, self.target(batch, next_actions))
 
         if self.updates_actor(step):
-            actions = self.actor(actor_batch.observations)
+            actions = self.trained_policy(actor_batch.observations)
             cloning = mean_squared_error(actions, actor_batch.actions)
             self.actor_step(actor_batch, actions, cloning - self.scaled_q(actor_batch, actions))
         return metrics | self.last

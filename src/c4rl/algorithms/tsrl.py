@@ -77,6 +77,7 @@ class TSRLConfig(TD3Config):
 
     def check(self) -> None:
         self.refuse("its targets are of latent actions", "critic_cloning")
+        self.refuse("it has --dropout, in targets too", "actor_dropout")
         for name in ("encoder_widths", "field_widths"):
             if not getattr(self, name):
                 raise InputError(f"--{flag_of(name)}: found none, expected one width or more")

@@ -72,9 +72,9 @@ class GaussianPolicy(nn.Module):
             self.log_std_multiplier = nn.Parameter(torch.ones(shape, device=stack.device, dtype=stack.dtype))
             self.log_std_offset = nn.Parameter(-torch.ones(shape, device=stack.device, dtype=stack.dtype))
 
-    def forward(self, observations: Tensor) -> TanhGaussian:
-        """[R, B, s] -> distribution over [R, B, a]."""
-        mean, log_std = self.mlp(observations).split(self.action_dim, dim=-1)
+    def forward(self, observations: Tensor, masks: Sequence[Tensor] | None = None) -> TanhGaussian:
+        """[R, B, s] -> distribution over [R, B, a]. masks: dropout factors of each hidden layer."""
+        mean, log_std = self.mlp(observations, masks).split(self.action_dim, dim=-1)
         if self.scaled:
             return TanhGaussian(mean, (log_std * self.log_std_multiplier + self.log_std_offset).clamp(-20, 2))
         return TanhGaussian(mean, log_std.clamp(-5, 2))
