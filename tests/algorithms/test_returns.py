@@ -47,7 +47,8 @@ def test_top_floor_and_effective_rows() -> None:
     plain = weights_of_rows(REWARDS, TERMINALS, IDS, 0.1, 0.0, 0.0, 0.0)
     torch.testing.assert_close(floor, 0.6 * plain + 0.4 / len(plain))
     effective = [
-        1 / float(weights_of_rows(REWARDS, TERMINALS, IDS, 0.1, 0.0, 0.0, rows).square().sum()) for rows in (0, 200)
+        1 / float(weights_of_rows(REWARDS, TERMINALS, IDS, 0.1, 0.0, 0.0, share).square().sum())
+        for share in (0, 200 / len(IDS))
     ]
     assert effective[0] < 70 and 200 <= effective[1] < 230
     most = weights_of_rows(REWARDS, TERMINALS, IDS, 0.1, 0.0, 0.0, 1e9)  # more than there are: nearly all alike

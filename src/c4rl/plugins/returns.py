@@ -27,8 +27,8 @@ class ReturnsConfig(Options):
     """Trajectories within this share of the best return are drawn as often as the best."""
     return_floor: PerRun = option(0.0, at_least=0, at_most=1)
     """Share of the batch that is drawn from all rows alike."""
-    return_rows: PerRun = option(0.0, at_least=0, at_most=1e9)
-    """Effective number of rows, (sum w)² / sum w², that must be left: T rises until they are."""
+    return_rows: PerRun = option(0.0, at_least=0, at_most=1)
+    """Share of all rows that must be left, counted as (sum w)² / sum w²: T rises until they are."""
     return_starts: PerRun = option(START_SPREAD, at_least=0, at_most=1e6)
     """Returns compare behaviours only between trajectories that start alike: where the variance of first observations
     is this share of all observations' variance or more (median over dimensions), all rows are drawn alike."""
@@ -120,7 +120,7 @@ def weights_of_rows(
         return torch.exp(-below / temperature)[ids]
 
     w = weights(temperature)
-    while w.sum().square() / w.square().sum() < min(rows, 0.99 * float(length[returns.isfinite()].sum())):
+    while w.sum().square() / w.square().sum() < min(rows * len(w), 0.99 * float(length[returns.isfinite()].sum())):
         temperature *= STEP
         w = weights(temperature)
     w = w / w.sum()

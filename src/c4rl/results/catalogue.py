@@ -104,13 +104,23 @@ PAPER_CQL = Method("CQL, paper", "cql", ("none",), "paper", paper="CQL")
 TD3BC_C4 = Method("TD3+BC + C4", "td3_bc", ("c4",), options={"lambda_": 0.3, "actor_rows": "cluster"})
 
 # the recipe of --preset best, and what it was chosen from
-RECIPE = Method("best", "bc", ("returns",), "none", options=values_of(BEST.options), job={"updates": 10_000}, seeds=25)
+RECIPE = Method(
+    "best",
+    "bc",
+    ("returns",),
+    "none",
+    options=values_of(BEST.options) | values_of(BEST.plugins["returns"]),
+    job={"updates": 10_000},
+    seeds=25,
+)
+T_ALONE = RECIPE.options | {"return_temperature": 0.1, "return_top": 0.0, "return_rows": 0.0}
 CLONING = replace(
     RECIPE,
     label="constant step size 3e-4, 20,000 updates",
-    options=RECIPE.options | {"actor_lr": 3e-4, "actor_schedule": "constant"},
+    options=T_ALONE | {"actor_lr": 3e-4, "actor_schedule": "constant"},
     job={"updates": 20_000},
 )
+UNWEIGHTED = {name: value for name, value in CLONING.options.items() if not name.startswith("return_")}
 VALUES = Method(
     "TD3+BC, α 0.25, weighted and averaged as best",
     "td3_bc",
@@ -132,6 +142,10 @@ C4_VALUES = VALUES.options | {"actor_rows": "cluster"}
 def _together(base: Method) -> Method:
     """Every five of its seeds as one policy."""
     return replace(base, label=f"{base.label}, ensembles of 5", members=5, seeds=(base.seeds or 5) // 5)
+
+
+def _alone_and_together(base: Method) -> tuple[Method, Method]:
+    return base, _together(base)
 
 
 def _but(base: Method, label: str, seeds: int = 5, first: int = 0, **values: Any) -> Method:
@@ -300,10 +314,17 @@ TABLES = {
             (
                 RECIPE,
                 _together(RECIPE),
+                *_alone_and_together(_but(RECIPE, "T 0.1 alone", 25, options=T_ALONE)),
+                *_alone_and_together(
+                    _but(RECIPE, "batches of 1,024", 10, options=RECIPE.options | {"batch_size": 1024})
+                ),
+                *_alone_and_together(
+                    _but(RECIPE, "by likelihood", 10, options=RECIPE.options | {"loss": "likelihood"})
+                ),
                 CLONING,
                 _together(CLONING),
-                _but(CLONING, "without weighting by returns", 10, plugins=("none",)),
-                _but(RECIPE, "T 0.05", 10, options=RECIPE.options | {"return_temperature": 0.05}, job=CLONING.job),
+                _but(CLONING, "without weighting by returns", 10, plugins=("none",), options=UNWEIGHTED),
+                _but(RECIPE, "T 0.05 alone", 10, options=T_ALONE | {"return_temperature": 0.05}, job=CLONING.job),
                 VALUES,
                 _together(VALUES),
                 _but(VALUES, "T 0.05", first=5, options=VALUES.options | {"return_temperature": 0.05}),
