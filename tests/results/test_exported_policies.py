@@ -152,3 +152,35 @@ def test_the_npz_still_holds_the_policy(job: Path, tmp_path: Path) -> None:
         policy = NumpyPolicy.from_arrays(arrays)
     observations = logged_arrays()["observations"]
     np.testing.assert_array_equal(policy.act(observations), c4rl.load_policy(job, ensemble=True).act(observations))
+
+
+def test_a_distilled_network_acts_as_the_ensemble_on_and_beside_the_rows(job: Path, tmp_path: Path) -> None:
+    ensemble, single = c4rl.load_policy(job, ensemble=True), c4rl.load_policy(job)
+    observations = logged_arrays()["observations"]
+    output = tmp_path / "one.npz"
+    assert run("export", job, "--ensemble", "--distil", "1500", "--output", output) == 0
+    one = NumpyPolicy.from_arrays(np.load(output, allow_pickle=False))
+    assert one.weights[0].shape == single.weights[0].shape
+    beside = observations + 0.1 * observations.std(0) * np.random.default_rng(0).normal(size=observations.shape)
+    half = (one.action_high - one.action_low) / 2
+    for states in (observations, beside.astype(np.float32)):
+        away, other = (
+            np.sqrt(np.mean(((policy.act(states) - ensemble.act(states)) / half) ** 2)) for policy in (one, single)
+        )
+        assert away < 0.02 < other
+    page = (tmp_path / "one.npz.md").read_text()
+    assert "The mean action of 2 policies, seeds 3, 5, last checkpoint, distilled into one network in 1,500" in page
+    assert "it was not scored" in page
+
+
+def test_distilling_refuses_one_policy_and_other_data(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert run("export", job, "--distil", "10", "--output", tmp_path / "a.npz") == 2
+    assert "--distil: found 10 without --ensemble, expected both" in capsys.readouterr().err
+    data, kept = job.parent / "logs.npz", (job.parent / "logs.npz").read_bytes()
+    save_npz(data, rewards=logged_arrays()["rewards"] + 1)
+    try:
+        assert run("export", job, "--ensemble", "--distil", "10", "--output", tmp_path / "a.npz") == 2
+    finally:
+        data.write_bytes(kept)
+    assert "its sha256 is" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

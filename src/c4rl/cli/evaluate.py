@@ -10,12 +10,15 @@ from rich.table import Table
 
 from c4rl.cli.parsing import Arguments, parse_as
 from c4rl.core.declarations import Options, option
+from c4rl.core.errors import InputError
 
 
 @dataclass(frozen=True)
 class Flags(Options):
     folder: tyro.conf.Positional[Path]
-    """A folder made by c4rl train."""
+    """A folder made by c4rl train, or with --task an npz file made by c4rl export."""
+    task: str | None = None
+    """The task of a policy's file; a folder knows its own."""
     episodes: int = option(10, at_least=1, at_most=10**6)
     """Episodes per policy."""
     checkpoint: Literal["last", "best"] = "last"
@@ -37,24 +40,30 @@ def evaluate(arguments: Arguments) -> int:
     flags = parse_as(Flags, "evaluate", arguments, evaluate.__doc__)
 
     from c4rl.core.files import write_json
-    from c4rl.results.policies import score_folder
+    from c4rl.results.policies import score_file, score_folder
     from c4rl.training.run_directory import check_new_file
     from c4rl.training.summary import MARK, show_std
 
     if flags.json is not None:
         check_new_file("json", flags.json)
-    result = score_folder(
-        flags.folder,
-        flags.episodes,
-        flags.checkpoint,
-        flags.seed,
-        flags.run,
-        flags.allow_import,
-        flags.ensemble,
-    )
+    if flags.folder.is_file():
+        result = score_file(flags.folder, flags.task, flags.episodes, flags.seed)
+    elif flags.task is not None:
+        raise InputError(f"--task: found {flags.task}, expected none: {flags.folder} is no policy's file")
+    else:
+        result = score_folder(
+            flags.folder,
+            flags.episodes,
+            flags.checkpoint,
+            flags.seed,
+            flags.run,
+            flags.allow_import,
+            flags.ensemble,
+        )
     tasks = result["task"] if isinstance(result["task"], str) else " and ".join(result["task"])
-    title = f"{tasks}: {flags.checkpoint} checkpoint, {flags.episodes} episodes ({result['score']})"
-    first = "run" if "run" in result["runs"][0] else "seed"
+    which = flags.folder.name if flags.folder.is_file() else f"{flags.checkpoint} checkpoint"
+    title = f"{tasks}: {which}, {flags.episodes} episodes ({result['score']})"
+    first = next(name for name in ("file", "run", "seed") if name in result["runs"][0])
     failed = [f"{MARK} {row[first]}: {row['failed']}" for row in result["runs"] if row["failed"]]
     table = Table(title=title, caption="\n".join([f"simulated on {result['environment']}", *failed]))
     for heading in (first, "score", "std over episodes", "return"):
@@ -62,7 +71,7 @@ def evaluate(arguments: Arguments) -> int:
     for row in result["runs"]:
         mark = MARK if row["failed"] else ""
         label = str(row[first])
-        if flags.ensemble:  # the setting and all its seeds
+        if "ensemble" in row:  # the setting and all its seeds
             label = label.removesuffix(str(row["seed"])) + "+".join(map(str, row["ensemble"]))
         table.add_row(label, f"{row['mean']:.1f}{mark}", show_std(row["std"]), f"{row['return']:.1f}")
     Console().print(table)

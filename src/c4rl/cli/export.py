@@ -24,6 +24,12 @@ class Flags(Options):
     """Which run, by its name in summary.json."""
     ensemble: bool = False
     """All seeds as one policy that plays the mean of their actions; in a job of several settings, those of --run's."""
+    distil: int = option(0, at_least=0, at_most=10**9)
+    """With --ensemble: train one network in so many updates to act as all seeds do together, and write that; 0: write
+    them all. 10,000 are enough for two layers of 256. Needs the dataset."""
+    distil_noise: float = option(0.1, at_least=0, at_most=100)
+    """What is added to normalised observations, at which that network learns the ensemble's actions: its standard
+    deviation."""
     output: Path | None = None
     """New file; default FOLDER/policy_CHECKPOINT_RUN.FORMAT. The model card's name has .md behind it."""
 
@@ -36,7 +42,15 @@ def export(arguments: Arguments) -> int:
     from c4rl.results.policies import export_policy
 
     written, passed_over = export_policy(
-        flags.folder, flags.checkpoint, flags.seed, flags.output, flags.run, flags.ensemble, flags.format
+        flags.folder,
+        flags.checkpoint,
+        flags.seed,
+        flags.output,
+        flags.run,
+        flags.ensemble,
+        flags.format,
+        flags.distil,
+        flags.distil_noise,
     )
     for run, failure in passed_over.items():
         print(f"passed over {file_name(run)}, which failed: {failure}")

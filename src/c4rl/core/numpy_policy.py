@@ -48,6 +48,15 @@ class NumpyPolicy:
             biases=tuple(np.stack(layer)[:, None] for layer in biases),
         )
 
+    def members(self) -> "list[NumpyPolicy]":
+        """The policies of an ensemble; a policy alone is its only one."""
+        if self.weights[0].ndim == 2:
+            return [self]
+        return [
+            replace(self, weights=tuple(w[k] for w in self.weights), biases=tuple(b[k, 0] for b in self.biases))
+            for k in range(len(self.weights[0]))
+        ]
+
     def misfit(self) -> str | None:
         """What does not fit together, in words; None if all does."""
         if self.squash not in SQUASHES:

@@ -7,10 +7,12 @@ import numpy as np
 
 from c4rl.core.behaviour_policy import BehaviourPolicy
 from c4rl.core.errors import InputError
+from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.data.checks import Allowance, problem, reason
 from c4rl.data.dataset import Array
 from c4rl.environments.tasks import Task
 
+EXPORTED = "an npz file as `c4rl export` writes it"
 EXPECTED = "a policy as `c4rl export` writes it, or a Gaussian one as in docs/recording.md"
 
 
@@ -30,6 +32,21 @@ def read_policies(path: Path, task: Task) -> list[BehaviourPolicy]:
     for policy in policies:
         _check(path, policy, task)
     return policies
+
+
+def read_exported(path: Path) -> NumpyPolicy:
+    """The policy of a file that `c4rl export` wrote, an ensemble too."""
+    try:
+        policy = NumpyPolicy.from_arrays(_arrays(path))
+        members = policy.members()
+    except InputError:
+        raise
+    except Exception as error:  # zipfile and NumPy raise many kinds for damaged bytes
+        raise InputError(f"{path}: not readable as a policy ({reason(error)}); expected {EXPORTED}.") from error
+    for member in members:
+        if (misfit := member.misfit()) is not None:
+            raise InputError(f"{path}: found {misfit}")
+    return policy
 
 
 def _arrays(path: Path) -> dict[str, Array]:

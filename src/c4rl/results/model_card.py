@@ -34,6 +34,7 @@ class Provenance:
     records: dict[RunKey, list[Record]]  # the evaluations of each of `seeds`
     sha256: str
     summary: dict[str, Any]  # empty if the job has not finished
+    distilled: tuple[int, float, float] | None = None  # into one network: updates, noise, distance to the ensemble
 
     @property
     def method(self) -> str:
@@ -59,7 +60,7 @@ class Provenance:
 
     def together(self) -> dict[str, Any]:
         """The score of ensembles of so many seeds, if the job measured them; it does so with the last policies."""
-        if self.checkpoint != "last":
+        if self.checkpoint != "last" or self.distilled is not None:
             return {}
         group = self.members[0].group
         groups = self.summary.get("groups", [self.summary | {"name": group}])
@@ -117,6 +118,9 @@ def policy_facts(found: Provenance) -> dict[str, str]:
         "trained_with": json.dumps(found.summary.get("versions", {})),
     }
     evaluations = [record for run in found.members if (record := found.evaluation(run)) is not None]
+    if found.distilled is not None:
+        names = ("distilled_updates", "distilled_noise", "distance_to_ensemble")
+        facts |= {name: str(value) for name, value in zip(names, found.distilled, strict=True)}
     if len(found.members) > 1:
         facts |= {"score": str(found.together().get("mean", "not measured"))}
         return facts | {"score_of_members": json.dumps([record.get("score") for record in evaluations])}
@@ -135,7 +139,7 @@ def card(found: Provenance, policy: NumpyPolicy, file: str) -> str:
         which = f"The policy of run `{file_name(found.members[0].key)}`"
     parts = [
         f"# {found.method} on {name}",
-        f"{which}, {found.checkpoint} checkpoint. File: `{file}`. Written by c4rl {__version__}.",
+        f"{which}, {found.checkpoint} checkpoint{_distilled(found)}. File: `{file}`. Written by c4rl {__version__}.",
         _interface(policy),
         _data(found),
         _method(found),
@@ -144,6 +148,16 @@ def card(found: Provenance, policy: NumpyPolicy, file: str) -> str:
         _limits(found),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _distilled(found: Provenance) -> str:
+    if found.distilled is None:
+        return ""
+    updates, noise, distance = found.distilled
+    return (
+        f", distilled into one network in {updates:,} updates at observations with noise of {noise:g}. On "
+        f"the logged rows its actions are {distance:.2%} of their range away from theirs (RMS); it was not scored"
+    )
 
 
 def _interface(policy: NumpyPolicy) -> str:

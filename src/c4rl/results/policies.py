@@ -1,6 +1,7 @@
 """Scores and exports policies of finished or interrupted jobs."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,12 +11,15 @@ from c4rl.core.errors import InputError
 from c4rl.core.files import replacing
 from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.core.onnx_policy import onnx_bytes
+from c4rl.data.loading import load_for_task
+from c4rl.data.policy_files import read_exported
 from c4rl.environments.evaluation import EvaluationPool
 from c4rl.environments.tasks import get_task, simulator
 from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.runs import Run, RunKey, file_name, key_from, runs_of
-from c4rl.results.model_card import card, policy_facts, provenance
+from c4rl.results.model_card import Provenance, card, policy_facts, provenance
 from c4rl.training.checkpoint import load_policy_file, load_progress
+from c4rl.training.distillation import distil
 from c4rl.training.run_directory import RunDirectory, check_new_file, job_config
 from c4rl.training.summary import describe_failure
 
@@ -175,6 +179,41 @@ def score_folder(
     }
 
 
+def score_file(path: Path, task_name: str | None, episodes: int, seed: int) -> dict[str, Any]:
+    """Score the policy of an exported npz file."""
+    if task_name is None or task_name == "none":
+        raise InputError(f"--task: found none, expected the task that {path.name} is to be scored in")
+    task, policy = get_task(task_name), read_exported(path)
+    found, expected = (policy.observation_mean.size, policy.action_low.size), (task.observation_dim, task.action_dim)
+    if found != expected:
+        raise InputError(f"{path}: found observations and actions of {found} numbers, expected {expected}")
+    with EvaluationPool(task) as pool:
+        (returns,) = pool.evaluate([policy], episodes, seed)
+    scores = task.normalise(returns)
+    row = {
+        "file": path.name,
+        "mean": float(scores.mean()),
+        "std": float(scores.std(ddof=1)) if episodes > 1 else None,
+        "return": float(returns.mean()),
+        "returns": [float(r) for r in returns],
+        "failed": None,
+    }
+    facts = {"task": task_name, "environment": simulator(task), "score": task.score_name, "checkpoint": None}
+    return {**facts, "seed": seed, "runs": [row]}
+
+
+def _observations(found: Provenance) -> np.ndarray:
+    """Those of the file that the job trained on."""
+    config = found.config
+    task = get_task(config.task[0])
+    data = load_for_task(config.dataset[0], task, config.action_low, config.action_high, config.clip_actions)
+    if data.sha256 != found.sha256:
+        raise InputError(
+            f"{config.dataset[0]}: its sha256 is {data.sha256[:12]}..., expected {found.sha256[:12]}... as in training"
+        )
+    return data.observations
+
+
 def export_policy(
     folder: Path,
     checkpoint: str,
@@ -183,8 +222,12 @@ def export_policy(
     name: str | None = None,
     ensemble: bool = False,
     kind: str = "npz",
+    distil_updates: int = 0,
+    distil_noise: float = 0.1,
 ) -> tuple[list[Path], dict[RunKey, str]]:
     """The files written, policy and model card, and the runs that were passed over because they failed."""
+    if distil_updates and not ensemble:
+        raise InputError(f"--distil: found {distil_updates} without --ensemble, expected both")
     if ensemble:
         if seed is not None:
             raise InputError(f"--seed: found {seed} with --ensemble, expected one of them")
@@ -195,11 +238,15 @@ def export_policy(
         run, policy, job = _load_one(folder, checkpoint, seed, name)
         members, label = [run], file_name(run.key)
         others = list(job.runs[: job.runs.index(run)]) if seed is None and name is None else []
+    label = f"distilled_{label}" if distil_updates else label
     output = output or folder / f"policy_{checkpoint}_{label}.{kind}"
     page = output.with_name(f"{output.name}.md")
     for path in (output, page):
         check_new_file("output", path)
     found = provenance(folder, job.config, members, job.failed, checkpoint)
+    if distil_updates:
+        policy, distance = distil(policy, _observations(found), distil_updates, distil_noise, tell=print)
+        found = replace(found, distilled=(distil_updates, distil_noise, distance))
     text = card(found, policy, output.name)
     with replacing(output) as temporary, open(temporary, "wb") as file:
         if kind == "onnx":
