@@ -84,6 +84,9 @@ def provenance(
         if len(kinds) > 1:
             names = " or ".join(" ".join(sorted(kind)) for kind in kinds)
             raise InputError(f"{folder / 'metrics.jsonl'}: found evaluations with {names}, expected the same of all")
+        if any(("score" in kind) == (run_config(config, members[0]).task[0] == "none") for kind in kinds):
+            found = " ".join(sorted(next(iter(kinds))))
+            raise InputError(f"{folder / 'metrics.jsonl'}: found {found}, expected what a job of this task writes")
     digests = load_progress(directory.checkpoint).dataset_sha256.split(",") if directory.checkpoint.exists() else []
     path = folder / "summary.json"
     summary = read_json(path, "that of a finished job") if path.exists() else {}

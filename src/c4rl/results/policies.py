@@ -196,9 +196,9 @@ def export_policy(
         members, label = [run], file_name(run.key)
         others = list(job.runs[: job.runs.index(run)]) if seed is None and name is None else []
     output = output or folder / f"policy_{checkpoint}_{label}.{kind}"
+    check_new_file("output", output)
     page = output.with_name(f"{output.name}.md")
-    for path in (output, page):
-        check_new_file("output", path)
+    check_new_file("output", page)
     found = provenance(folder, job.config, members, job.failed, checkpoint)
     text = card(found, policy, output.name)
     with replacing(output) as temporary, open(temporary, "wb") as file:
@@ -207,5 +207,5 @@ def export_policy(
         else:
             np.savez(file, allow_pickle=False, **policy.arrays())
     with replacing(page) as temporary:
-        temporary.write_text(text)
+        temporary.write_text(text, "utf-8", "backslashreplace")  # names of files need not be UTF-8
     return [output, page], {other.key: job.failed[other.key] for other in others}

@@ -175,10 +175,11 @@ def job_config(path: Path, allow_import: bool = False) -> TrainConfig:
 def read_metrics(path: Path, runs: Collection[RunKey]) -> list[dict[str, Any]]:
     """The lines of a metrics.jsonl, all of these runs. One that was being written when a process died is left out."""
     *lines, _ = read_bytes(path, "the metrics of a job", math.inf).split(b"\n")
-    return [_record(line, f"{path}: line {number}", runs) for number, line in enumerate(lines, 1)]
+    return [parse_record(line, f"{path}: line {number}", runs) for number, line in enumerate(lines, 1)]
 
 
-def _record(line: bytes, origin: str, runs: Collection[RunKey]) -> dict[str, Any]:
+def parse_record(line: bytes, origin: str, runs: Collection[RunKey]) -> dict[str, Any]:
+    """A line of metrics.jsonl, of one of these runs."""
     record = parse_json(line, origin, "the metrics of a run")
     update = record.get("update") if isinstance(record, dict) else None
     if type(update) is not int or update < 0:
