@@ -198,10 +198,12 @@ def test_chunks_of_any_layout_read_as_hdf5_reads_them(
     rng = np.random.default_rng(0)
     values = (rng.normal(size=(45, 5)) * 100).astype(dtype)
     with h5py.File(tmp_path / "file", "w") as file:
-        stored = file.create_dataset("x", (45, 5), dtype, chunks=chunks, maxshape=(None, None), fillvalue=1, **how)
+        options = {"chunks": chunks, "maxshape": (None, None), "fillvalue": 1, **how}
+        stored = file.create_dataset("observations", (45, 5), dtype, **options)
         stored[:30] = values[:30]  # some chunks are never written
-    with open_hdf5(tmp_path / "file") as file:
-        found, expected = file.array("x", "x"), file.file["x"][()]
+        expected = stored[()]
+    with open_hdf5(tmp_path / "file") as opened:
+        found = opened.array("observations", "numbers")
         assert np.array_equal(found.read(), expected) and np.array_equal(expected[:30], values[:30])
         assert np.array_equal(found.read(np.float32, 3), expected[:, :3].astype(np.float32))
 

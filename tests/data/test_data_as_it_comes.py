@@ -5,7 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from c4rl.core.buffer import Batch, TransitionBuffer
+from c4rl.training import evaluation
+from c4rl.training.evaluation import HeldOutEvaluation
+from c4rl.training.launch import Launch
 from tests.cli.support import SMALL, logged_arrays, metric_lines, run, save_npz, summary
 
 Capture = pytest.CaptureFixture[str]
@@ -76,6 +81,35 @@ def test_nothing_need_be_held_out(tmp_path: Path, capsys: Capture) -> None:
     lines = metric_lines(tmp_path / "job")
     assert run("train", "--resume", tmp_path / "job") == 0
     assert summary(tmp_path / "job")["last"] == result["last"] and metric_lines(tmp_path / "job") == lines
+
+
+def test_of_many_training_rows_a_fixed_sample_is_evaluated(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluation, "MOST_TRAINING_ROWS", 100)
+    seen, chunk = [], HeldOutEvaluation._chunk
+
+    def counted(launch: Launch, batch: Batch, inside: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        seen.append(batch.observations)
+        return chunk(launch, batch, inside)
+
+    monkeypatch.setattr(HeldOutEvaluation, "_chunk", staticmethod(counted))
+    assert train(tmp_path, one_long_log(tmp_path), "--hold-out", "0", "--updates", "2", "--eval-every", "1") == 0
+    assert "of the rows trained on (a fixed sample of 100)" in capsys.readouterr().out
+    first, *others = seen
+    assert first.shape[1] == 100 == len(first[0].unique(dim=0))
+    assert others and all(torch.equal(first, other) for other in others)
+
+
+def test_a_sample_of_rows_keeps_each_datasets_own() -> None:
+    packed = torch.arange(30.0).unsqueeze(1)
+    buffer = TransitionBuffer(packed, torch.zeros(30, dtype=torch.int32), (1, 1), [4, 20, 6])
+    sample = buffer.sample(5)
+    assert sample.dataset_lengths == [4, 5, 5]
+    rows = sample.packed[:, 0]
+    assert rows[:4].tolist() == [0, 1, 2, 3]
+    assert len(rows.unique()) == 14 and (rows[4:9] >= 4).all() and (rows[4:9] < 24).all() and (rows[9:] >= 24).all()
+    assert buffer.sample(20) is buffer
 
 
 def test_held_out_numbers_are_explained_where_they_are_printed(tmp_path: Path, capsys: Capture) -> None:

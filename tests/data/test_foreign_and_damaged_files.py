@@ -109,3 +109,18 @@ def test_damaged_compressed_rows_are_refused(arrays: Make, tmp_path: Path) -> No
     content[300:340] = bytes(40)
     path.write_bytes(content)
     assert "not readable as an npz file" in refusal(path)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", ["observations", "actions", "rewards", "trajectory_ids"])
+def test_signalling_nans_are_refused_without_a_warning(arrays: Make, tmp_path: Path, save: Save, name: str) -> None:
+    """NumPy warns when it converts them, which would be a second line. Found by fuzzing."""
+    raw = arrays([40])
+    values = raw[name].astype(np.float64)
+    values.view(np.uint64).flat[3] = 0x7FF0000000000001
+    raw[name] = values
+    assert "holds nan" in refusal(save(raw))
+    with h5py.File(tmp_path / "data.hdf5", "w") as file:
+        for field, stored in raw.items():
+            file[field] = stored
+    assert name == "trajectory_ids" or "holds nan" in refusal(tmp_path / "data.hdf5")

@@ -20,6 +20,7 @@ from c4rl.diagnostics.spectra import describe_spectrum
 from c4rl.diagnostics.td_terms import describe_td_terms, measured_variance, order_of, paired_directions, terms_of_rows
 from c4rl.training.launch import Launch
 from tests.cli.support import SMALL, listing, run, save_npz
+from tests.diagnostics.folders import make_folder
 from tests.helpers import advance, make_launch, small_config, small_dataset, with_trajectories
 
 
@@ -251,5 +252,6 @@ def test_bad_input_is_one_sentence_and_writes_nothing(
 
 
 def test_a_line_being_written_is_left_out(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"update": 2, "seed": 0}\n{"update": 1, "seed": 0}\n{"update": 3, "se')
-    assert [line["update"] for line in read_metrics(tmp_path)[0]] == [1, 2]
+    job = make_folder(tmp_path / "job")
+    (job / "metrics.jsonl").write_text('{"update": 2, "seed": 0}\n{"update": 1, "seed": 0}\n{"update": 3, "se')
+    assert [line["update"] for line in read_metrics(job)[0]] == [1, 2]

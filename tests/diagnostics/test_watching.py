@@ -2,13 +2,14 @@
 
 import io
 import json
+import os
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from c4rl.diagnostics.watching import Follower, JobView, render, sparkline
-from tests.cli.support import listing, run
+from tests.cli.support import SMALL, listing, run, save_npz
 from tests.diagnostics.folders import make_folder
 
 
@@ -24,14 +25,14 @@ def test_a_growing_file_is_read_once_and_in_whole_lines(tmp_path: Path) -> None:
     follower = Follower(path)
     assert follower.poll() == (False, [])
     path.write_text('{"a": 1}\n{"a": 2')
-    assert follower.poll() == (True, [{"a": 1}])
+    assert follower.poll() == (True, [b'{"a": 1}'])
     with open(path, "a") as file:
         file.write('}\n{"a": 3}\n')
-    assert follower.poll() == (False, [{"a": 2}, {"a": 3}])
+    assert follower.poll() == (False, [b'{"a": 2}', b'{"a": 3}'])
     assert follower.poll() == (False, [])
     path.with_name("new").write_text('{"a": 9}\n')
     path.with_name("new").replace(path)  # as a resumed job does
-    assert follower.poll() == (True, [{"a": 9}])
+    assert follower.poll() == (True, [b'{"a": 9}'])
 
 
 def test_a_running_job_gets_on(tmp_path: Path) -> None:
@@ -107,8 +108,63 @@ def test_bad_input_is_one_sentence(
     assert expected in error and error.count("\n") == 1
 
 
-def test_a_foreign_log_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished job."""
+    folder = tmp_path_factory.mktemp("sound")
+    dataset = save_npz(folder / "data.npz")
+    assert run("train", "--dataset", dataset, "--output", folder / "job", "--updates", "2", *SMALL) == 0
+    return folder / "job"
+
+
+SPOILED = {
+    "foreign": b"hello\n",
+    "not text": b"\xff\xfe\n",
+    "deep": b"[" * 100_000 + b"\n",
+    "null": b"null\n",
+    "without update": b'{"seed": 0}\n',
+    "update of another kind": b'{"update": "x", "seed": 0}\n',
+    "another run": b'{"update": 1, "seed": 77}\n',
+    "run of another kind": b'{"update": 1, "run": []}\n',
+    "score of another kind": b'{"update": 1, "seed": 0, "score": [], "returns": [1]}\n',
+}
+
+
+@pytest.mark.parametrize("command", [["watch"], ["report", "--output", "page.html"], ["diagnose"], ["export"]])
+@pytest.mark.parametrize("log", SPOILED)
+def test_a_spoiled_log_is_refused(
+    log: str, command: list[str], sound: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By every command that reads it, in the middle as well. Found by a tour of bad inputs."""
+    monkeypatch.chdir(sound.parent)
+    path = sound / "metrics.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(SPOILED[log] + whole)
+    before = listing(sound.parent)
+    assert run(command[0], sound, *command[1:]) == 2
+    output, error = capsys.readouterr()
+    assert str(path) in error and "expected" in error and error.count("\n") == 1 and output == ""
+    assert listing(sound.parent) == before
+    path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("command", [["watch"], ["report", "--output", "page.html"]])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json"])
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(
+    name: str, command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     job = make_folder(tmp_path / "job")
-    (job / "metrics.jsonl").write_text("hello\n")
+    (job / name).unlink(missing_ok=True)
+    os.mkfifo(job / name)
+    assert run(command[0], job, *command[1:]) == 2
+    assert f"{name}: not a regular file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["null", "{", "[" * 100_000, "{}", '{"timing": {"total_seconds": "long"}}'])
+def test_a_spoiled_summary_is_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = make_folder(tmp_path / "job")
+    (job / "summary.json").write_text(text)
     assert run("watch", job) == 2
-    assert "not a log of c4rl train" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "summary.json" in error and "expected" in error and error.count("\n") == 1

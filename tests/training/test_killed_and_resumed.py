@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from tensorboard.summary.writer import event_file_writer
 
 import c4rl.training.checkpoint as checkpoint_module
 import c4rl.training.loop as loop
 from c4rl.core.numpy_policy import NumpyPolicy
+from c4rl.training import event_file
 from c4rl.training.checkpoint import Progress, load_checkpoint
 from c4rl.training.evaluation import HeldOutEvaluation
 from c4rl.training.launch import Launch
@@ -225,7 +225,7 @@ def test_tensorboard_shows_each_metric_once_whatever_the_clock_says(
     for hours, at in enumerate((95, 165, None)):
         with pytest.MonkeyPatch.context() as monkeypatch:
             now = time.time() - 3600 * hours
-            monkeypatch.setattr(event_file_writer, "time", SimpleNamespace(time=lambda now=now: now))
+            monkeypatch.setattr(event_file, "time", SimpleNamespace(time=lambda now=now: now))
             if at is None:
                 assert run(*command) == 0
             else:

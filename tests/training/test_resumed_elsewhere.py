@@ -140,8 +140,9 @@ def test_beyond_the_planned_end(straight: Path, plain_data: Path, tmp_path: Path
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("log", ["metrics.jsonl", "tensorboard"])
 def test_when_the_disk_was_full(
-    straight: Path, plain_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    log: str, straight: Path, plain_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, create = tmp_path / "job", RunDirectory.create
 
@@ -150,7 +151,10 @@ def test_when_the_disk_was_full(
         self._metrics = open("/dev/full", "a")  # noqa: SIM115 - the folder closes it
 
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(RunDirectory, "create", on_a_full_disk)
+        if log == "tensorboard":
+            monkeypatch.setattr(Path, "open", lambda path, mode: open("/dev/full", mode))  # noqa: SIM115
+        else:
+            monkeypatch.setattr(RunDirectory, "create", on_a_full_disk)
         stored = ["train", "--config", straight, "--output", folder]
         assert run(*stored) == 2
     err = capsys.readouterr().err

@@ -1,6 +1,8 @@
 """The command line. Commands import what they need when they run, so that `c4rl tasks` does not wait for PyTorch."""
 
 import difflib
+import io
+import os
 import re
 import signal
 import sys
@@ -27,7 +29,7 @@ from c4rl.cli import (
     watch,
 )
 from c4rl.cli.parsing import Arguments
-from c4rl.core.errors import InputError
+from c4rl.core.errors import InputError, printable
 from c4rl.core.extras import how_to_install
 from c4rl.core.version import __version__
 
@@ -57,7 +59,17 @@ COMMANDS: dict[str, Callable[[Arguments], int]] = {
 
 def command_line() -> None:
     """The process `c4rl`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files, and terminals, need not be UTF-8
     code = main()
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:  # the disk that it goes to is full, or nobody reads on
+        if not isinstance(error, BrokenPipeError):
+            code = _refuse(f"the output could not be written ({error.strerror})")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python tries again when it ends
     if code == 130:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is closed: one more Ctrl-C must not look like a crash
     sys.exit(code)
@@ -85,13 +97,13 @@ def main(arguments: Arguments | None = None) -> int:
         found = f"not enough memory{f' to {asked[0]}' if asked else ''}"
         return _refuse(f"found {found}, expected smaller networks, batches or datasets, or fewer runs")
     except OSError as error:  # a file that cannot be read or written; the system says why
-        if error.filename is None:
+        if error.strerror is None:
             raise
-        return _refuse(f"{error.filename}: {error.strerror}")
+        return _refuse(f"{error.filename}: {error.strerror}" if error.filename else f"found: {error.strerror}")
 
 
 def _refuse(sentence: str) -> int:
-    print(f"c4rl: {sentence}", file=sys.stderr)
+    print(f"c4rl: {printable(sentence)}", file=sys.stderr)
     return 2
 
 

@@ -66,6 +66,17 @@ class TransitionBuffer:
         out._assign(dataset_of_run)
         return out
 
+    def sample(self, most: int) -> "TransitionBuffer":
+        """At most so many rows of each dataset, the same ones every time."""
+        if max(self.dataset_lengths) <= most:
+            return self
+        draw, start, rows = np.random.default_rng(0), 0, []
+        for length in self.dataset_lengths:
+            rows.append(start + np.sort(draw.choice(length, min(length, most), replace=False)))
+            start += length
+        kept = torch.from_numpy(np.concatenate(rows)).to(self.packed.device)
+        return TransitionBuffer(self.packed[kept], self.trajectory_ids[kept], self.widths, [len(own) for own in rows])
+
     @property
     def row_weights(self) -> Tensor | None:
         """Relative sampling weights of each run's own rows, [R, n]; None: uniform."""

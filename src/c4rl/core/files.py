@@ -54,7 +54,10 @@ def read_bytes(path: Path, what: str, most: float = MOST_BYTES) -> bytes:
         raise InputError(f"{path}: {found}, expected {what}")
     if (size := path.stat().st_size) > most:
         raise InputError(f"{path}: found {size:,} bytes, expected {what} of at most {most:,}")
-    return path.read_bytes()
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}), expected {what}") from error
 
 
 def read_json(path: Path, what: str) -> Any:

@@ -120,7 +120,8 @@ def check_finite(source: object, **fields: Array | None) -> None:
     for field, values in fields.items():
         if values is None or (float(values.min()) >= -LARGEST and float(values.max()) <= LARGEST):
             continue
-        good = (np.abs(values.astype(np.float64)) <= LARGEST).reshape(len(values), -1)
+        with np.errstate(invalid="ignore"):  # of a signalling NaN
+            good = (np.abs(values.astype(np.float64)) <= LARGEST).reshape(len(values), -1)
         row = int(np.argmin(good.all(axis=1)))
         worst = values[row].flat[int(np.argmin(good[row]))]
         found = f"holds {worst:g} first in row {row}, in {int((~good.all(axis=1)).sum())} of {len(good)} rows"
@@ -160,7 +161,7 @@ def as_ids(source: object, field: str, values: Any) -> Array:
 
 def as_float32(values: Array) -> Array:
     """float32, without a copy where it is that already; an overflow becomes inf, which `check_finite` names."""
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         return np.ascontiguousarray(values, dtype=np.float32)
 
 

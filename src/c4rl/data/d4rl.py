@@ -32,7 +32,7 @@ from c4rl.data.checks import (
     problem,
 )
 from c4rl.data.dataset import Array
-from c4rl.data.hdf5 import Hdf5, Hdf5Array, open_hdf5
+from c4rl.data.hdf5 import Hdf5, Hdf5Array
 from c4rl.data.metadata import C4RL, from_bytes
 
 ANT_WITH_CONTACT_FORCES, ANT, ANT_ACTIONS = 111, 27, 8
@@ -84,43 +84,42 @@ def _own_fields(file: Hdf5, actions: Array) -> dict[str, Any]:
     return own
 
 
-def read_d4rl(path: Path, task: TaskLike | None = None) -> Log:
+def read_d4rl(file: Hdf5, task: TaskLike | None = None) -> Log:
     """Read a D4RL file; the module's docstring lists its variants."""
-    notes: list[str] = []
-    with open_hdf5(path) as file:
-        field = partial(file.array, expected="D4RL's arrays observations, actions, rewards and terminals")
-        stored_observations, stored_actions = field("observations"), field("actions")
-        check_shapes(path, stored_observations, stored_actions, task)
-        stored_next = field("next_observations") if "next_observations" in file else None
-        if stored_next is not None and stored_next.shape != stored_observations.shape:
-            raise problem(path, "next_observations", f"has shape {stored_next.shape}", f"{stored_observations.shape}")
-        arrays = [stored_observations] + ([] if stored_next is None else [stored_next])
-        width = _observation_width(path, arrays, stored_actions.shape[1], task)
-        if width != stored_observations.shape[1]:
-            notes.append(f"Observation columns {ANT} to {ANT_WITH_CONTACT_FORCES - 1} are all zero and were cut off.")
-        if task is not None:
-            check_width(path, "observations", width, task.observation_dim, task)
+    path, notes = file.path, list[str]()
+    field = partial(file.array, expected="D4RL's arrays observations, actions, rewards and terminals")
+    stored_observations, stored_actions = field("observations"), field("actions")
+    check_shapes(path, stored_observations, stored_actions, task)
+    stored_next = field("next_observations") if "next_observations" in file else None
+    if stored_next is not None and stored_next.shape != stored_observations.shape:
+        raise problem(path, "next_observations", f"has shape {stored_next.shape}", f"{stored_observations.shape}")
+    arrays = [stored_observations] + ([] if stored_next is None else [stored_next])
+    width = _observation_width(path, arrays, stored_actions.shape[1], task)
+    if width != stored_observations.shape[1]:
+        notes.append(f"Observation columns {ANT} to {ANT_WITH_CONTACT_FORCES - 1} are all zero and were cut off.")
+    if task is not None:
+        check_width(path, "observations", width, task.observation_dim, task)
 
-        observations = stored_observations.read(np.float32, width)
-        next_observations = None if stored_next is None else stored_next.read(np.float32, width)
-        actions = stored_actions.read(np.float32)
-        rewards = as_float32(as_column(path, "rewards", field("rewards").read()))
-        terminals = as_flags(path, "terminals", field("terminals").read())
-        check_same_length(path, observations, terminals=terminals)
-        if "timeouts" in file:
-            cuts = as_flags(path, "timeouts", field("timeouts").read())
-            check_same_length(path, observations, timeouts=cuts)
-        elif next_observations is not None:
-            cuts = breaks(observations, next_observations)
-            notes.append(
-                "The file has no 'timeouts': trajectories were told apart where a row's next observation is not the "
-                "following row's observation."
-            )
-        else:
-            cuts = np.zeros(len(observations), dtype=bool)
-            notes.append("The file has no 'timeouts': only terminals end a trajectory.")
-        resets = _unflagged_resets(file, terminals | cuts)
-        own = _own_fields(file, actions)
+    observations = stored_observations.read(np.float32, width)
+    next_observations = None if stored_next is None else stored_next.read(np.float32, width)
+    actions = stored_actions.read(np.float32)
+    rewards = as_float32(as_column(path, "rewards", field("rewards").read()))
+    terminals = as_flags(path, "terminals", field("terminals").read())
+    check_same_length(path, observations, terminals=terminals)
+    if "timeouts" in file:
+        cuts = as_flags(path, "timeouts", field("timeouts").read())
+        check_same_length(path, observations, timeouts=cuts)
+    elif next_observations is not None:
+        cuts = breaks(observations, next_observations)
+        notes.append(
+            "The file has no 'timeouts': trajectories were told apart where a row's next observation is not the "
+            "following row's observation."
+        )
+    else:
+        cuts = np.zeros(len(observations), dtype=bool)
+        notes.append("The file has no 'timeouts': only terminals end a trajectory.")
+    resets = _unflagged_resets(file, terminals | cuts)
+    own = _own_fields(file, actions)
     if resets.any():
         cuts |= resets
         others = f" and {int(resets.sum()) - 1} other rows" if resets.sum() > 1 else ""

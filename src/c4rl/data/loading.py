@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -16,7 +15,7 @@ from c4rl.data.assembly import Log, assemble
 from c4rl.data.checks import TaskLike, action_bounds, reason
 from c4rl.data.d4rl import read_d4rl
 from c4rl.data.dataset import Dataset
-from c4rl.data.hdf5 import names_in
+from c4rl.data.hdf5 import SIGNATURE, open_hdf5
 from c4rl.data.minari import PREFIX, locate, main_file, read_minari
 from c4rl.environments.tasks import Task
 
@@ -42,12 +41,15 @@ def _recognise(path: Path) -> tuple[str, Reader]:
         raise InputError(f"{path}: the file is empty; {EXPECTED}.")
     if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         return "an npz file", read_arrays
-    if head == b"\x89HDF\r\n\x1a\n" or h5py.is_hdf5(path):
-        with h5py.File(path, "r") as content:
-            in_episodes = any(name.startswith("episode_") for name in names_in(content))
-        return ("a Minari HDF5 file", read_minari) if in_episodes else ("a D4RL HDF5 file", read_d4rl)
+    if head == SIGNATURE:
+        return "HDF5", _read_hdf5
     found = next((name for magic, name in KNOWN_FOREIGN.items() if head.startswith(magic)), "in no known format")
     raise InputError(f"{path}: the file is {found}; {EXPECTED}.")
+
+
+def _read_hdf5(path: Path, task: TaskLike | None) -> Log:
+    with open_hdf5(path) as file:
+        return read_minari(file, task) if file.episodes else read_d4rl(file, task)
 
 
 def load_dataset(

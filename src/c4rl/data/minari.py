@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 
 from c4rl.core.errors import InputError
@@ -37,7 +36,7 @@ from c4rl.data.checks import (
     reason,
 )
 from c4rl.data.dataset import Array
-from c4rl.data.hdf5 import Hdf5, names_in, open_hdf5
+from c4rl.data.hdf5 import EPISODE, Hdf5
 from c4rl.data.metadata import C4RL, checked
 
 MAIN_FILE, PREFIX = "main_data.hdf5", "minari:"
@@ -128,13 +127,12 @@ def _bounds(path: Path, metadata: dict[str, Any]) -> list[Array | None]:
 
 def _observation_layout(file: Hdf5, name: str) -> list[tuple[str, int | None]]:
     """Which arrays make up the observation vector, in order, and how many columns of each (None: all)."""
-    observations = file.file.get(name)
-    if not isinstance(observations, h5py.Group):
+    if not file.is_group(name):
         return [("", None)]
-    keys = names_in(observations)
-    if set(keys) == GOAL_KEYS and isinstance(observations.get("observation"), h5py.Dataset):
-        width = (observations["observation"].shape or (0,))[-1]
-        if isinstance(observations.get("achieved_goal"), h5py.Group) or width == 4:
+    keys, shape = file.names(name), file.shape(f"{name}/observation")
+    if set(keys) == GOAL_KEYS and shape is not None:
+        width = (shape or (0,))[-1]
+        if file.is_group(f"{name}/achieved_goal") or width == 4:
             return [("/observation", None)]
         if width in (27, 105):
             return [("/achieved_goal", None), ("/observation", 27)]
@@ -172,27 +170,26 @@ def _episode(file: Hdf5, name: str, layout: list[tuple[str, int | None]]) -> dic
     return fields
 
 
-def read_minari(path: Path, task: TaskLike | None = None) -> Log:
+def read_minari(file: Hdf5, task: TaskLike | None = None) -> Log:
     """Read the `main_data.hdf5` of a local Minari dataset; the module's docstring describes the format."""
+    path = file.path
     told = _metadata(path.parent, within=path.parent)
     low, high = _bounds(path.parent / "metadata.json", told)
     metadata = checked(path.parent / "metadata.json", C4RL, told.get(C4RL, {}))
     episodes: list[dict[str, Array]] = []
     goals: set[bytes] = set()
-    with open_hdf5(path) as file:
-        names = [name for name in names_in(file.file) if name.startswith("episode_")]
-        for name in names:
-            if re.fullmatch(r"episode_[0-9]{1,18}", name) is None:
-                raise problem(path, name, "has no number in its name", "Minari's groups episode_0, episode_1, ...")
-        names.sort(key=lambda name: int(name.removeprefix("episode_")))
-        layout = _observation_layout(file, f"{names[0]}/observations")
-        for name in names:
-            episode = _episode(file, name, layout)
-            if len(episode["rewards"]):
-                episodes.append(episode)
-            goal = f"{name}/observations/desired_goal"
-            if isinstance(file.file.get(goal), h5py.Dataset):
-                goals.update(row.tobytes() for row in file.array(goal, "numbers").read()[:1])
+    for name in file.episodes:
+        if re.fullmatch(r"episode_[0-9]{1,18}", name) is None:
+            raise problem(path, name, "has no number in its name", "Minari's groups episode_0, episode_1, ...")
+    names = sorted(file.episodes, key=lambda name: int(name.removeprefix(EPISODE)))
+    layout = _observation_layout(file, f"{names[0]}/observations")
+    for name in names:
+        episode = _episode(file, name, layout)
+        if len(episode["rewards"]):
+            episodes.append(episode)
+        goal = f"{name}/observations/desired_goal"
+        if file.shape(goal) is not None:
+            goals.update(row.tobytes() for row in file.array(goal, "numbers").read()[:1])
     if not episodes:
         raise problem(path, "rewards", "has no rows in any episode", "at least one row")
     widths = {(episode["observations"].shape[1], episode["actions"].shape[1]) for episode in episodes}

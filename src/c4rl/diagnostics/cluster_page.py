@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from c4rl.core.errors import InputError
 from c4rl.data.dataset import Array
 from c4rl.diagnostics.cluster_structure import describe_clusters, find_clusters, row_facts
 from c4rl.diagnostics.gradients import gradient_pairs, sample_rows
@@ -39,10 +40,12 @@ def write_cluster_page(
     folder: Path, path: Path, run: str | None = None, K: int = 5, mode: Mode = "exact", size: int = 1000
 ) -> dict[str, Any]:
     """Of one run; returns what its clusters are made of."""
-    run = run or file_name(runs_of(job_config(folder))[0].key)
+    run = run if run is not None else file_name(runs_of(job_config(folder))[0].key)
     launch, preparation, config = restore(folder, run=run)
     first = launch.runs[0]
     sample = sample_rows(launch, size)
+    if len(sample.rows) < K:
+        raise InputError(f"--K: found {K}, expected at most as many clusters as rows ({len(sample.rows)})")
     g_next, g = (pair[0, 0] for pair in gradient_pairs(launch, sample.batch, mode))
     clusters, facts = find_clusters(g_next, g, K), row_facts(preparation.train, sample.rows)
     found, (plane, method) = describe_clusters(clusters, facts), on_a_plane(clusters.y)

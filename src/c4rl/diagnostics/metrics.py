@@ -1,27 +1,20 @@
 """metrics.jsonl of a job, running or finished, by run."""
 
-import json
+import math
 from pathlib import Path
 from typing import Any
 
-from c4rl.core.errors import InputError
-from c4rl.jobs.runs import RunKey, key_of
+from c4rl.jobs.runs import RunKey, key_of, runs_of
+from c4rl.training import run_directory
+from c4rl.training.run_directory import job_config
 
 
 def read_metrics(folder: Path) -> dict[RunKey, list[dict[str, Any]]]:
     """The lines of each run, in the order of their updates; a line still being written is left out."""
-    path = folder / "metrics.jsonl"
-    if not path.exists():
-        raise InputError(f"{path}: no such file, expected one made by c4rl train")
+    runs = {run.key for run in runs_of(job_config(folder))}
     found: dict[RunKey, list[dict[str, Any]]] = {}
-    for number, text in enumerate(path.read_text("utf-8").splitlines(), 1):
-        try:
-            line = json.loads(text)
-            found.setdefault(key_of(line), []).append(line | {"update": int(line["update"])})
-        except json.JSONDecodeError:
-            break  # the last line of a job that is running or was killed
-        except (KeyError, TypeError, ValueError):
-            raise InputError(f"{path}: line {number} lacks 'update' or 'seed', expected a line of c4rl train") from None
+    for line in run_directory.read_metrics(folder / "metrics.jsonl", runs):
+        found.setdefault(key_of(line), []).append(line)
     for lines in found.values():
         lines.sort(key=lambda line: line["update"])  # scores may come late
     return found
@@ -30,4 +23,4 @@ def read_metrics(folder: Path) -> dict[RunKey, list[dict[str, Any]]]:
 def values_of(lines: list[dict[str, Any]], name: str) -> tuple[list[int], list[float | None]]:
     """Updates and values of one metric; None where it was not finite."""
     some = [(line["update"], line[name]) for line in lines if name in line]
-    return [u for u, _ in some], [v if isinstance(v, float | int) else None for _, v in some]
+    return [u for u, _ in some], [v if isinstance(v, float | int) and math.isfinite(v) else None for _, v in some]

@@ -1,6 +1,5 @@
 """`c4rl watch`: a job as its folder shows it, while it runs, from another machine, or after the fact."""
 
-import json
 import math
 import time
 from collections.abc import Sequence
@@ -15,12 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 from c4rl.core.errors import InputError
+from c4rl.core.files import read_json
 from c4rl.diagnostics.divergence import first_warning
 from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.registry import algorithm_class
 from c4rl.jobs.runs import RunKey, key_of, runs_of
 from c4rl.training.display import number
-from c4rl.training.run_directory import job_config
+from c4rl.training.run_directory import job_config, parse_record
 
 SHOWN = ("critic_loss", "actor_loss", "q")
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -36,10 +36,12 @@ class Follower:
         self.path = path
         self._read, self._inode = 0, -1
 
-    def poll(self) -> tuple[bool, list[dict[str, Any]]]:
+    def poll(self) -> tuple[bool, list[bytes]]:
         """(whether it starts anew, lines since the last call)."""
         if not self.path.exists():
             return False, []
+        if not self.path.is_file():
+            raise InputError(f"{self.path}: not a regular file, expected the metrics of a job")
         facts = self.path.stat()
         anew = facts.st_ino != self._inode or facts.st_size < self._read
         if anew:
@@ -48,7 +50,7 @@ class Follower:
             file.seek(self._read)
             whole = file.read().rpartition(b"\n")[0]
         self._read += len(whole) + 1 if whole else 0
-        return anew, [json.loads(line) for line in whole.splitlines() if line]
+        return anew, [line for line in whole.split(b"\n") if line]
 
 
 @dataclass
@@ -76,24 +78,21 @@ class JobView:
         self.update, self.higher_is_better = 0, True
 
     def poll(self) -> None:
-        try:
-            anew, lines = self.follower.poll()
-            if anew:
-                self._clear()
-            for line in lines:
-                self._take(line)
-        except (json.JSONDecodeError, KeyError, TypeError):
-            sentence = f"{self.follower.path}: not a log of c4rl train, expected JSON lines with 'update'"
-            raise InputError(sentence) from None
+        anew, lines = self.follower.poll()
+        if anew:
+            self._clear()
+        for line in lines:
+            self._take(parse_record(line, str(self.follower.path), self.runs))
         if self._first is None:
             self._first = time.monotonic(), self.update
 
     def _take(self, line: dict[str, Any]) -> None:
-        self.update = max(self.update, int(line["update"]))
-        run = self.runs.get(key_of(line))
-        if run is None:
-            return
-        run.latest |= {name: float(line[name]) for name in SHOWN if name in line}
+        self.update, run = max(self.update, line["update"]), self.runs[key_of(line)]
+        try:
+            run.latest |= {name: float(line[name]) for name in SHOWN if name in line}
+        except (ValueError, TypeError, OverflowError):
+            found = {name: line[name] for name in SHOWN if name in line}
+            raise InputError(f"{self.follower.path}: found {found}, expected numbers") from None
         if any(name in line for name in SHOWN):
             run.lines.append(line)
         for name, value in line.items():
@@ -102,9 +101,15 @@ class JobView:
                 run.scores.append(float(value))
 
     @property
-    def summary(self) -> dict[str, Any] | None:
+    def seconds(self) -> float:
+        """How long a finished job took."""
         path = self.folder / "summary.json"
-        return json.loads(path.read_text("utf-8")) if path.exists() else None
+        summary = read_json(path, "that of a finished job")
+        timing = summary.get("timing") if isinstance(summary, dict) else None
+        found = timing.get("total_seconds") if isinstance(timing, dict) else None
+        if not isinstance(found, float | int):
+            raise InputError(f"{path}: field 'timing.total_seconds' is {found!r}, expected a number")
+        return found
 
     @property
     def finished(self) -> bool:
@@ -132,8 +137,7 @@ def sparkline(values: Sequence[float]) -> str:
 
 def _status(view: JobView) -> str:
     if view.finished:
-        timing = (view.summary or {}).get("timing", {})
-        return f"finished in {timing.get('total_seconds', 0):,.0f} s"
+        return f"finished in {view.seconds:,.0f} s"
     speed = view.speed()
     if speed is not None:
         left = max(view.total - view.update, 0) / speed

@@ -14,6 +14,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from c4rl.core.errors import InputError
+from c4rl.core.files import replacing
 from c4rl.results.catalogue import CONTROLLED, PAPER, get_table
 from c4rl.results.speed_tables import SPEED_TABLES, UPDATES, Case, SpeedTable, read_speeds
 from c4rl.results.statistics import (
@@ -54,7 +55,7 @@ def draw(name: str, output: Path, table: str | None, store: Path, speeds: Path) 
     if name in SPEED_TABLES:
         if table is not None:
             raise InputError(f"--table: found {table}, expected none: figure {name} is of measured speeds")
-        speed_figure(SPEED_TABLES[name], speeds).savefig(output, dpi=150)
+        _save(speed_figure(SPEED_TABLES[name], speeds), output)
         return
     drawing = FIGURES[name]
     if table is not None:
@@ -66,7 +67,12 @@ def draw(name: str, output: Path, table: str | None, store: Path, speeds: Path) 
         raise InputError(
             f"figure {name}: the store has no run of it, expected some; see c4rl bench table {chosen.name}"
         )
-    drawing.draw(drawing, chosen.only(shown), filled).savefig(output, dpi=150)
+    _save(drawing.draw(drawing, chosen.only(shown), filled), output)
+
+
+def _save(figure: Figure, output: Path) -> None:
+    with replacing(output) as temporary:
+        figure.savefig(temporary, format=output.suffix[1:], dpi=150)
 
 
 # -- what the figures share

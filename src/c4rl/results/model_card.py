@@ -18,6 +18,7 @@ from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.runs import Run, RunKey, file_name, key_of, run_config, runs_of
 from c4rl.results.statistics import mean_interval
 from c4rl.training.checkpoint import load_progress
+from c4rl.training.evaluation import MOST_TRAINING_ROWS
 from c4rl.training.run_directory import RunDirectory, read_metrics
 from c4rl.training.summary import Record, best_records
 
@@ -84,6 +85,9 @@ def provenance(
         if len(kinds) > 1:
             names = " or ".join(" ".join(sorted(kind)) for kind in kinds)
             raise InputError(f"{folder / 'metrics.jsonl'}: found evaluations with {names}, expected the same of all")
+        if any(("score" in kind) == (run_config(config, members[0]).task[0] == "none") for kind in kinds):
+            found = " ".join(sorted(next(iter(kinds))))
+            raise InputError(f"{folder / 'metrics.jsonl'}: found {found}, expected what a job of this task writes")
     digests = load_progress(directory.checkpoint).dataset_sha256.split(",") if directory.checkpoint.exists() else []
     path = folder / "summary.json"
     summary = read_json(path, "that of a finished job") if path.exists() else {}
@@ -275,7 +279,8 @@ def _held_out(found: Provenance) -> str:
         mine = ", ".join(f"{value:.4g}" for value in own) or "-"
         lines.append(f"| {name.replace('_', ' ')} | {mine} | {np.mean(every):.4g} | {shown} | {baseline} |")
     if not any(name.startswith("held_out") for name in names):
-        lines += ["", "No rows were held out: these are errors on the training rows."]
+        sample = "a fixed sample of " if (facts.get("rows") or 0) > MOST_TRAINING_ROWS else ""
+        lines += ["", f"No rows were held out: these are errors on {sample}the training rows."]
     return _section("Held-out numbers", "\n".join(lines))
 
 

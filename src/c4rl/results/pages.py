@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from c4rl.core.errors import InputError
-from c4rl.core.files import replacing
+from c4rl.core.files import read_bytes, replacing
 from c4rl.results.catalogue import TABLES, get_table
 from c4rl.results.speed_tables import SPEED_TABLES, SpeedTable, read_speeds, speed_caption, speed_rows
 from c4rl.results.store import Store
@@ -48,20 +48,28 @@ def table_text(
         table = get_table(name, (*SPEED_TABLES, INDEX)).only(methods)
         if score == "best" and table.quantity != "score":
             raise InputError(f"--score: found best, expected late, last or curve: table {name} is not about scores")
-        filled = fill(table, Store(store))
+        filled = fill(table, Store(_folder(store)))
         if far:
             return far_cells(table, filled)
         rows, words = rows_of(table, filled, score), caption(table, filled, score)
         if format == "csv":
             return csv(run_rows(table, filled))
+    elif methods is not None:
+        raise InputError(f"--methods: found with table {name}, expected a table of scores")
     elif name in SPEED_TABLES:
-        rows, words = speed_rows(SPEED_TABLES[name], read_speeds(speeds)), speed_caption(SPEED_TABLES[name])
+        rows, words = speed_rows(SPEED_TABLES[name], read_speeds(_folder(speeds))), speed_caption(SPEED_TABLES[name])
     else:
-        rows = index_rows(Store(store), speeds)
+        rows = index_rows(Store(_folder(store)), speeds)
         words = f"Means over the sets that are here [95% bootstrap] / the paper's; {MISSING}: not measured."
     if format == "csv":
         return csv(rows)
     return f"% {words}\n{latex(rows)}" if format == "latex" else f"{words}\n\n{markdown(rows)}"
+
+
+def _folder(path: Path) -> Path:
+    if not path.is_dir():
+        raise InputError(f"{path}: no such folder, expected one of the results store")
+    return path
 
 
 def index_rows(store: Store, speeds: Path) -> Rows:
@@ -110,12 +118,22 @@ def far_cells(table: ResultTable, filled: Filled) -> str:
 
 def filled_page(text: str, command: Callable[[list[str]], str]) -> str:
     """The page with every block as its command prints it."""
-    return BLOCK.sub(lambda block: f"{block['head']}\n{command(shlex.split(block['command']))}\n\n{block['end']}", text)
+
+    def words(line: str) -> list[str]:
+        try:
+            return shlex.split(line)
+        except ValueError as error:
+            raise InputError(f"found 'c4rl {line}' in a page ({error}), expected c4rl table NAME") from None
+
+    return BLOCK.sub(lambda block: f"{block['head']}\n{command(words(block['command']))}\n\n{block['end']}", text)
 
 
 def fill_page(path: Path, command: Callable[[list[str]], str], write: bool = True) -> bool:
     """Write the page anew where it is out of date; whether it was."""
-    before = path.read_text()
+    try:
+        before = read_bytes(path, "a Markdown page").decode()
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not UTF-8, expected a Markdown page") from None
     if not BLOCK.search(before):
         raise InputError(f"{path}: found no block, expected a page with <!-- c4rl table NAME --> ... <!-- end -->")
     after = filled_page(before, command)

@@ -240,9 +240,9 @@ def export_policy(
         others = list(job.runs[: job.runs.index(run)]) if seed is None and name is None else []
     label = f"distilled_{label}" if distil_updates else label
     output = output or folder / f"policy_{checkpoint}_{label}.{kind}"
+    check_new_file("output", output)
     page = output.with_name(f"{output.name}.md")
-    for path in (output, page):
-        check_new_file("output", path)
+    check_new_file("output", page)
     found = provenance(folder, job.config, members, job.failed, checkpoint)
     if distil_updates:
         policy, distance = distil(policy, _observations(found), distil_updates, distil_noise, tell=print)
@@ -254,5 +254,5 @@ def export_policy(
         else:
             np.savez(file, allow_pickle=False, **policy.arrays())
     with replacing(page) as temporary:
-        temporary.write_text(text)
+        temporary.write_text(text, "utf-8", "backslashreplace")  # names of files need not be UTF-8
     return [output, page], {other.key: job.failed[other.key] for other in others}

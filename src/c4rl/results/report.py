@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import os
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ import numpy as np
 from c4rl.core.curves import late_mean
 from c4rl.core.errors import InputError
 from c4rl.core.extras import installed
+from c4rl.core.files import read_json
 from c4rl.data.info import describe
 from c4rl.data.loading import load_for_task
 from c4rl.diagnostics.diagnose import FILE as DIAGNOSTICS
@@ -98,7 +100,7 @@ class Job:
 
 
 def read_jobs(folders: Sequence[Path]) -> list[Job]:
-    if len({folder.resolve() for folder in folders}) < len(folders):
+    if len({os.path.realpath(folder) for folder in folders}) < len(folders):
         raise InputError("found a folder twice, expected different ones")
     labels = dataset_labels([folder.absolute() for folder in folders])
     return [_read_job(folder, label, len(folders) > 1) for folder, label in zip(folders, labels, strict=True)]
@@ -141,10 +143,7 @@ def _need(path: Path, data: Any, *places: tuple[str, ...]) -> None:
 def _json(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
-    try:
-        return _with_floats(json.loads(path.read_text("utf-8")))
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        raise InputError(f"{path}: not JSON, expected a file of c4rl") from None
+    return _with_floats(read_json(path, "a file of c4rl"))
 
 
 def _with_floats(value: Any) -> Any:

@@ -18,12 +18,13 @@ from c4rl.core.options import Options, option
 from c4rl.data.dataset import Dataset
 from c4rl.data.packing import Scaling, pack_datasets
 from c4rl.jobs.config import TrainConfig, empty_config
-from c4rl.jobs.registry import algorithm_class
+from c4rl.jobs.registry import ALGORITHMS, algorithm_class
 from c4rl.plugins.c4.plugin import C4Config
 from c4rl.plugins.dr3 import DR3Config
 from c4rl.plugins.layer_norm import LayerNormConfig
 from c4rl.training.launch import launches_of
 from c4rl.training.preparation import choose_device
+from c4rl.training.run_directory import check_new_file
 from c4rl.training.summary import versions
 
 Variant = Literal["none", "layer_norm", "dr3", "c4-proxy", "c4-exact"]
@@ -38,7 +39,7 @@ VARIANTS: dict[Variant, tuple[tuple[str, ...], tuple[Any, ...]]] = {
 
 @dataclass(frozen=True)
 class SpeedOptions(Options):
-    algorithms: tuple[str, ...] = ("bc", "td3_bc", "cql")
+    algorithms: tuple[str, ...] = option(("bc", "td3_bc", "cql"), choices=tuple(ALGORITHMS))
     """Algorithms to measure, each stage separately."""
     plugins: tuple[Variant, ...] = ("none", "c4-proxy", "c4-exact")
     """Measure with each of these, where the algorithm has a critic."""
@@ -66,8 +67,11 @@ class SpeedOptions(Options):
     """Also write the result to this new file."""
 
     def check(self) -> None:
-        if self.json is not None and self.json.exists():
-            raise InputError(f"--json {self.json}: exists already, expected a new file (nothing is overwritten)")
+        for name in ("algorithms", "plugins"):
+            if not getattr(self, name):
+                raise InputError(f"--{name}: found none, expected at least one")
+        if self.json is not None:
+            check_new_file("json", self.json)
 
 
 def measure_speeds(options: SpeedOptions) -> int:

@@ -125,12 +125,12 @@ def read_speeds(folder: Path) -> Measured:
             data = json.loads(path.read_text())
             shape, machine, results = data["shape"], data["machine"], data["results"]
             first = results[0]
+            where = f"{machine['name']}, {machine['precision']}, torch {machine['torch']}"
             measured = Case(Timed("", first["algorithm"], first["plugins"]), shape["rows"], first["runs"]).name
         except (json.JSONDecodeError, UnicodeDecodeError, KeyError, IndexError, TypeError):
             raise InputError(f"{path}: not a measurement, expected what `c4rl bench speed --json` writes") from None
         if path.stem != measured or {name: shape.get(name) for name in SHAPE} != SHAPE:
             raise InputError(f"{path}: measured {measured} of {shape}, expected {path.stem} of {SHAPE}")
-        where = f"{machine['name']}, {machine['precision']}, torch {machine['torch']}"
         found.setdefault(where, {})[measured] = results
     return found
 

@@ -27,7 +27,7 @@ class RunDirectory:
         self.path = path
         self._lock: IO[bytes] | None = None
         self._metrics: IO[str] | None = None
-        self._writers: dict[RunKey, Any] = {}
+        self._events: dict[RunKey, Any] = {}
         self._runs: dict[RunKey, Run] = {}
         self._rewound: list[dict[str, Any]] | None = None  # lines of an interrupted job, until there is a new one
         self.has_tensorboard = installed("tensorboard")
@@ -124,31 +124,26 @@ class RunDirectory:
             self._show(update, key, values)
 
     def _show(self, update: int, key: RunKey, values: dict[str, Any]) -> None:
-        """To TensorBoard, in one event: one for each number would take five times as long."""
         if not self.has_tensorboard:
             return
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from torch.utils.tensorboard import SummaryWriter
+        from c4rl.training.event_file import EventFile  # it needs TensorBoard
 
-        if key not in self._writers:
-            # purge_step: a TensorBoard that watched an interrupted job drops what is rewritten here
-            self._writers[key] = SummaryWriter(str(self.path / "tensorboard" / file_name(key)), purge_step=0)
-        numbers = [
-            Summary.Value(tag=name, simple_value=float(value))
+        if key not in self._events:
+            self._events[key] = EventFile(self.path / "tensorboard" / file_name(key))
+        numbers = {
+            name: float(value)
             for name, value in values.items()
             if name not in ("update", "seed") and (isinstance(value, float | int) or value in NOT_FINITE)
-        ]
-        self._writers[key].file_writer.add_summary(Summary(value=numbers), update)
+        }
+        self._events[key].add(update, numbers)
 
     def flush(self) -> None:
         """Put the log on disk, before the checkpoint that follows it."""
-        for writer in list(self._writers.values()):  # a copy: `log` may add some in another thread
-            writer.flush()
         if self._metrics is not None:
             os.fsync(self._metrics.fileno())
 
     def close(self) -> None:
-        for file in (*self._writers.values(), self._metrics, self._lock):
+        for file in (*self._events.values(), self._metrics, self._lock):
             with suppress(OSError):  # what did not fit on the disk was reported, or is written again
                 if file is not None:
                     file.close()
@@ -180,10 +175,11 @@ def job_config(path: Path, allow_import: bool = False) -> TrainConfig:
 def read_metrics(path: Path, runs: Collection[RunKey]) -> list[dict[str, Any]]:
     """The lines of a metrics.jsonl, all of these runs. One that was being written when a process died is left out."""
     *lines, _ = read_bytes(path, "the metrics of a job", math.inf).split(b"\n")
-    return [_record(line, f"{path}: line {number}", runs) for number, line in enumerate(lines, 1)]
+    return [parse_record(line, f"{path}: line {number}", runs) for number, line in enumerate(lines, 1)]
 
 
-def _record(line: bytes, origin: str, runs: Collection[RunKey]) -> dict[str, Any]:
+def parse_record(line: bytes, origin: str, runs: Collection[RunKey]) -> dict[str, Any]:
+    """A line of metrics.jsonl, of one of these runs."""
     record = parse_json(line, origin, "the metrics of a run")
     update = record.get("update") if isinstance(record, dict) else None
     if type(update) is not int or update < 0:

@@ -118,7 +118,7 @@ class Page:
 
     def write(self, path: Path) -> None:
         with replacing(path) as temporary:
-            temporary.write_text(self.html(), "utf-8")
+            temporary.write_text(self.html(), "utf-8", "backslashreplace")  # names of files need not be UTF-8
 
 
 _HINT = {
