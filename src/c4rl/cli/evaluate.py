@@ -18,8 +18,9 @@ class Flags(Options):
     """A folder made by c4rl train."""
     episodes: int = option(10, at_least=1, at_most=10**6)
     """Episodes per policy."""
-    checkpoint: Literal["last", "best"] = "last"
-    """The last policies, or those of each seed's best evaluation."""
+    checkpoint: Literal["last", "best", "selected"] | None = None
+    """The last policies, those of each seed's best evaluation, or those that --select kept; default selected if the job
+    was trained with --select, else last."""
     seed: int = option(20_000, at_least=0, at_most=2**63 - 1)
     """Episode e is reset with seed + e."""
     run: str | None = None
@@ -53,7 +54,7 @@ def evaluate(arguments: Arguments) -> int:
         flags.ensemble,
     )
     tasks = result["task"] if isinstance(result["task"], str) else " and ".join(result["task"])
-    title = f"{tasks}: {flags.checkpoint} checkpoint, {flags.episodes} episodes ({result['score']})"
+    title = f"{tasks}: {result['checkpoint']} checkpoint, {flags.episodes} episodes ({result['score']})"
     first = "run" if "run" in result["runs"][0] else "seed"
     failed = [f"{MARK} {row[first]}: {row['failed']}" for row in result["runs"] if row["failed"]]
     table = Table(title=title, caption="\n".join([f"simulated on {result['environment']}", *failed]))

@@ -309,6 +309,17 @@ TABLES = {
             "20,000, the others 40,000.",
         ),
         ResultTable(
+            "selection",
+            "Runs that hold out a tenth of the trajectories to select a checkpoint",
+            tuple(
+                _but(base, "--select held-out", 3, job={"select": "held-out", **job}, paper=None)
+                for base, job in ((BC, {}), (TD3BC, {"updates": 40_000}))
+            ),
+            EIGHT,
+            evaluations=20,
+            note="TD3+BC has 40,000 updates and 16 evaluations.",
+        ),
+        ResultTable(
             "rebrac",
             "ReBRAC with its published settings, eight locomotion sets of about 10,000 rows",
             (Method("ReBRAC", "rebrac"),),

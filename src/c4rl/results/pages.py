@@ -46,9 +46,11 @@ def table_text(
         raise InputError(f"--far: found with table {name}, expected one of {', '.join(TABLES)}")
     if name not in (*SPEED_TABLES, INDEX):
         table = get_table(name, (*SPEED_TABLES, INDEX)).only(methods)
-        if score == "best" and table.quantity != "score":
-            raise InputError(f"--score: found best, expected late, last or curve: table {name} is not about scores")
+        if score in ("best", "selected") and table.quantity != "score":
+            raise InputError(f"--score: found {score}, expected late, last or curve: table {name} is not about scores")
         filled = fill(table, Store(store))
+        if score == "selected" and all(m.job.get("select", "none") == "none" for m in table.methods):
+            raise InputError(f"--score: found selected, but no run of table {name} was trained with --select")
         if far:
             return far_cells(table, filled)
         rows, words = rows_of(table, filled, score), caption(table, filled, score)

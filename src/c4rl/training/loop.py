@@ -54,6 +54,7 @@ from c4rl.training.preparation import (
     prepare_all,
 )
 from c4rl.training.run_directory import RunDirectory, check_new_output, job_config
+from c4rl.training.selection import Selection
 from c4rl.training.snapshot import GoodStates
 from c4rl.training.summary import FAILED, Record, best_records, describe_failure, is_better, summarise
 from c4rl.training.timer import DeviceTimer
@@ -154,6 +155,9 @@ class Trainer:
             if preparations[0].task.name == "none"
             else SimulatorEvaluation(config, preparations, 1 if self.in_background else 0, self._hurry)
         )
+        self.selection = (
+            Selection(config.select, preparations, self.buffer, self._hurry) if config.select != "none" else None
+        )
         self.preparations = [preparation.without_rows() for preparation in preparations]
         if resumed and directory.checkpoint.exists():
             self._restore()
@@ -200,8 +204,9 @@ class Trainer:
                 self.writer.wait()
                 ensembles = self._score_ensembles()
                 self.display.finished()
+                selected = self.selection.records if self.selection is not None else {}
                 summary = summarise(
-                    config, self.runs, self.preparations, self.records, ensembles, self.progress, self.device
+                    config, self.runs, self.preparations, self.records, selected, ensembles, self.progress, self.device
                 )
                 write_json(self.directory.path / "summary.json", jsonable(summary))
                 return summary
@@ -279,11 +284,23 @@ class Trainer:
         launches = self._every_launch()
         found = {key: policy for launch in launches for key, policy in launch.policies(self.scalings).items()}
         policies = {run.key: found[run.key] for run in self.runs}
+        if self.selection is not None:
+            self._select(self.selection, step, policies, launches)
         if self.in_background and isinstance(self.evaluate, SimulatorEvaluation):
             self.evaluations.add(step, policies, self.evaluate.submit(policies))
         else:
             self.evaluations.add(step, policies, KnownScores(self.evaluate(launches, policies)))
         self.progress.evaluation_seconds += time.monotonic() - began
+
+    def _select(
+        self, selection: Selection, step: int, policies: dict[RunKey, NumpyPolicy], launches: list[Launch]
+    ) -> None:
+        """Logged apart from scores, which may come later: a resumed job chooses by what was logged."""
+        found = selection.held_out(launches, policies)
+        if isinstance(self.evaluate, SimulatorEvaluation):  # without one, the evaluation logs the same numbers
+            self.directory.log(step, found)
+        if selection.consider({key: {"update": step, **own} for key, own in found.items()}, policies):
+            self._save_policies("selected", dict(selection.policies), selection.updates)
 
     def _score_ensembles(self) -> dict[str, list[Record]]:
         """By what their runs have in common; runs that were stopped early are left out."""
@@ -292,6 +309,8 @@ class Trainer:
         began = time.monotonic()
         sound = [run for run in self.runs if str(run.key) not in self.progress.frozen]
         policies = {key: own for launch in self.launches for key, own in launch.policies(self.scalings).items()}
+        if self.selection is not None:
+            policies = self.selection.policies
         scores = self.evaluate.ensembles(sound, policies)
         self.progress.evaluation_seconds += time.monotonic() - began
         return scores
@@ -416,6 +435,8 @@ class Trainer:
         if named == "score" and self.records:
             self.best_policies = load_policies(self.directory.policy("best"), runs)
             self.best = best_records(self.records)
+        if self.selection is not None and any(self.selection.criterion in line for line in lines):
+            self.selection.restore(lines, load_policies(self.directory.policy("selected"), runs))
         self.directory.rewind(lines)
         forget_pending(folder, pending)
         for update, some in policies.items():

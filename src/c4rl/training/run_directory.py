@@ -21,7 +21,8 @@ NOT_FINITE = ("nan", "inf", "-inf")  # as `jsonable` writes them
 
 
 class RunDirectory:
-    """config.json, metrics.jsonl, checkpoint.safetensors, policy_{last,best}.safetensors, summary.json, tensorboard."""
+    """config.json, metrics.jsonl, checkpoint.safetensors, policy_{last,best,selected}.safetensors, summary.json,
+    tensorboard."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
