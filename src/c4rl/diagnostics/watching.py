@@ -96,9 +96,9 @@ class JobView:
         run.latest |= {name: float(line[name]) for name in SHOWN if name in line}
         if any(name in line for name in SHOWN):
             run.lines.append(line)
-        for name, value in line.items():
-            if name == "score" or name.endswith("action_rmse"):
-                self.higher_is_better = name == "score"
+        self.higher_is_better = "none" not in self.config.task
+        for name, value in line.items():  # with a simulator, held-out errors only select
+            if name == "score" if self.higher_is_better else name.endswith("action_rmse"):
                 run.scores.append(float(value))
 
     @property

@@ -138,6 +138,18 @@ def _but(base: Method, label: str, seeds: int = 5, first: int = 0, **values: Any
     return replace(base, label=f"{base.label}, {label}", seeds=seeds, first=first, **values)
 
 
+SMALL = {"hidden_layers": 2, "hidden_width": 64, "actor_lr": 1e-3, "critic_lr": 1e-3}
+
+
+def _inside() -> Iterator[Method]:
+    """Small networks, so that anyone can repeat them on a CPU in minutes."""
+    td3_bc: tuple[str, str, dict[str, Any], int] = ("TD3+BC", "td3_bc", {}, 20_000)
+    for label, algorithm, options, updates in (td3_bc, ("CQL", "cql", {"cql_actions": 4}, 4000)):
+        base = Method(label, algorithm, preset="none", options=SMALL | options, job={"updates": updates})
+        yield base
+        yield replace(base, label=f"{label} + C4", plugins=("c4",))
+
+
 BASELINES = (
     BC,
     TD3BC,
@@ -254,6 +266,15 @@ TABLES = {
             paper="",
             shows="figure of the trace during training",
             headline=("CQL", "CQL + LN", "CQL + DR3", "CQL + C4"),
+        ),
+        ResultTable(
+            "inside",
+            "Theorem 1's terms during training, hopper-medium-expert-v2 with 11,186 rows, networks of 2 x 64 units",
+            tuple(_inside()),
+            ("hopper-medium-expert-v2",),
+            updates=20_000,
+            paper="",
+            note="CQL has 4,000 updates.",
         ),
         ResultTable(
             "ingredients",

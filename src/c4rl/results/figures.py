@@ -14,6 +14,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from c4rl.core.errors import InputError
+from c4rl.plugins.c4.monitor import DISPLACEMENT
 from c4rl.results.catalogue import CONTROLLED, PAPER, get_table
 from c4rl.results.speed_tables import SPEED_TABLES, UPDATES, Case, SpeedTable, read_speeds
 from c4rl.results.statistics import (
@@ -22,9 +23,10 @@ from c4rl.results.statistics import (
     mean_interval,
     performance_profile,
     probability_of_improvement,
+    rank_correlation,
 )
 from c4rl.results.store import Store
-from c4rl.results.tables import OF_A_RUN, QUANTITIES, Filled, Method, ResultTable, fill, overall
+from c4rl.results.tables import OF_A_RUN, QUANTITIES, Cell, Filled, Method, ResultTable, fill, overall
 
 # the colours of Okabe and Ito that are dark enough for lines, in an order of changing lightness
 STYLES: tuple[tuple[str, Any, str], ...] = (
@@ -135,11 +137,7 @@ def curves(drawing: Drawing, table: ResultTable, filled: Filled) -> Figure:
         cells = [filled.get((label, task)) for task in tasks]
         of_sets: list[dict[float, np.ndarray]] = []
         for axis, cell in zip(axes, cells, strict=False):
-            points: dict[float, list[float]] = {}
-            for entry in cell.entries if cell else ():
-                for update, value in zip(*entry.curve(table.quantity), strict=True):
-                    points.setdefault(update / 1000, []).append(value)
-            whole = {x: np.array(values) for x, values in points.items() if cell and len(values) == len(cell.entries)}
+            whole = _points(cell, table.quantity) if cell else {}
             of_sets.append(whole)
             _line(axis, whole, _extent if logarithmic else mean_interval, label, style)
         counts = {len(v) for one in of_sets for v in one.values()}
@@ -161,6 +159,15 @@ def curves(drawing: Drawing, table: ResultTable, filled: Filled) -> Figure:
     return figure
 
 
+def _points(cell: Cell, quantity: str) -> dict[float, np.ndarray]:
+    """Thousand updates -> the values of all runs, where all have one."""
+    points: dict[float, list[float]] = {}
+    for entry in cell.entries:
+        for update, value in zip(*entry.curve(quantity), strict=True):
+            points.setdefault(update / 1000, []).append(value)
+    return {x: np.array(values) for x, values in points.items() if len(values) == len(cell.entries)}
+
+
 def _line(
     axis: Axes, points: dict[float, np.ndarray], interval: Callable[[np.ndarray], Any], label: str, style: Any
 ) -> None:
@@ -177,6 +184,61 @@ def _extent(values: np.ndarray) -> tuple[float, float]:
     """Over runs: an interval of the mean would reach below zero, where a logarithm ends."""
     of_runs = values.reshape(len(values), -1).mean(1)
     return float(of_runs.min()), float(of_runs.max())
+
+
+# -- inside the critic (the paper's first figure)
+
+TERMS = {"td_A": "A", "td_B": "B", "td_C": "C"}
+COSINES = {"cosine_with_variance": "with ∇Var[δ]", "cosine_with_mean": "with ∇(E[δ])²"}
+
+
+def terms(drawing: Drawing, table: ResultTable, filled: Filled) -> Figure:
+    """A, B and C of Theorem 1, and the score, during training on the table's first set."""
+    task = _panels(table, filled)[0]
+    panels = {name: f"{letter} (k = {DISPLACEMENT:g})" for name, letter in TERMS.items()}
+    panels["score"] = QUANTITIES["score"]
+    words = "lines: means over seeds, bands: from the lowest to the highest seed"
+    foot = f"{_foot(table, filled, words)}. {_with_the_score(table, filled, task)}"
+    figure, axes = _figure(len(panels), f"Var[δ] ≈ A + B - C, and the score: {_title(task)}", foot)
+    for axis, (quantity, title) in zip(axes, panels.items(), strict=True):
+        for label, style in _styled([method.label for method in table.methods]):
+            if (label, task) in filled:
+                _line(axis, _points(filled[label, task], quantity), _extent, label, style)
+        axis.set_title(title, fontsize=9)
+        axis.set_xlabel("thousand updates", fontsize=8)
+        if quantity != "score":
+            axis.set_yscale("log")
+    _legend(figure, axes)
+    return figure
+
+
+def _with_the_score(table: ResultTable, filled: Filled, task: str) -> str:
+    """How A, B and C go with the score over the runs of each algorithm: algorithms differ in both."""
+    parts = []
+    for algorithm in dict.fromkeys(method.algorithm for method in table.methods):
+        methods = [method for method in table.methods if method.algorithm == algorithm]
+        cells = [cell for method in methods if (cell := filled.get((method.label, task)))]
+        late = {name: np.concatenate([cell.values("late", name) for cell in cells]) for name in ("score", *TERMS)}
+        if len(late["score"]) > 2 and len({len(values) for values in late.values()}) == 1:
+            found = (f"{TERMS[name]} {rank_correlation(list(late['score']), list(late[name])):+.2f}" for name in TERMS)
+            parts.append(f"{algorithm}, {len(late['score'])} runs: {', '.join(found)}")
+    return f"Rank correlation of late means with the late score: {'; '.join(parts)}" if parts else ""
+
+
+def cosines(drawing: Drawing, table: ResultTable, filled: Filled) -> Figure:
+    """Which part of E[δ²] = Var[δ] + (E[δ])² an update of the critic follows, a panel for each method."""
+    task = _panels(table, filled)[0]
+    methods = [method.label for method in table.methods if (method.label, task) in filled]
+    foot = _foot(table, filled, "lines: means over seeds, bands: from the lowest to the highest seed")
+    figure, axes = _figure(len(methods), f"Cosine of ∇E[δ²] with the gradients of its parts: {_title(task)}", foot)
+    for axis, label in zip(axes, methods, strict=True):
+        for (quantity, words), (_, style) in zip(COSINES.items(), _styled(list(COSINES)), strict=True):
+            _line(axis, _points(filled[label, task], quantity), _extent, words, style)
+        axis.set_title(label, fontsize=9)
+        axis.set_xlabel("thousand updates", fontsize=8)
+        axis.set_ylim(-1.05, 1.05)
+    _legend(figure, axes)
+    return figure
 
 
 # -- over all runs
@@ -379,6 +441,8 @@ FIGURES = {
         *(Drawing(name, series, name) for name in ("clusters", "lambda", "alpha", "frequency", "rows")),
         Drawing("effective-k", curves, "effective-k"),
         Drawing("trace", curves, "trace"),
+        Drawing("terms", terms, "inside"),
+        Drawing("cosines", cosines, "inside"),
         Drawing("radar", radar, "main", SHOWN),
     )
 }

@@ -124,8 +124,9 @@ def _read_job(folder: Path, label: str, several: bool) -> Job:
 
 def _score_of(lines: list[dict[str, Any]]) -> str:
     """The metric that evaluations log: the simulator's score, or without one the error of held-out actions."""
-    names = (name for line in lines for name in line if name == "score" or name.endswith("action_rmse"))
-    return next(names, "score")
+    names = {name: None for line in lines for name in line}
+    errors = (name for name in names if name.endswith("action_rmse"))
+    return "score" if "score" in names else next(errors, "score")
 
 
 def _need(path: Path, data: Any, *places: tuple[str, ...]) -> None:

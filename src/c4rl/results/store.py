@@ -37,6 +37,9 @@ WATCHED = (
     "q",
     "c4_effective_K",
     *(f"cross_covariance_trace_{mode}" for mode in ("exact", "proxy")),
+    *(f"td_{term}" for term in "ABC"),
+    "cosine_with_variance",
+    "cosine_with_mean",
     *CRITERIA.values(),
 )
 LATER = {"watched", "selected"}  # fields that not every entry has

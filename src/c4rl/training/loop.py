@@ -44,6 +44,7 @@ from c4rl.training.checkpoint import (
 )
 from c4rl.training.display import Display
 from c4rl.training.evaluation import HeldOutEvaluation, SimulatorEvaluation
+from c4rl.training.gradient_cosines import gradient_cosines
 from c4rl.training.launch import Launch, launches_of
 from c4rl.training.preparation import (
     ALL_THREADS,
@@ -284,6 +285,10 @@ class Trainer:
         launches = self._every_launch()
         found = {key: policy for launch in launches for key, policy in launch.policies(self.scalings).items()}
         policies = {run.key: found[run.key] for run in self.runs}
+        for launch in self.launches:
+            if launch.monitor is not None:
+                found_inside = gradient_cosines(launch, launch.monitor.batch)
+                self.directory.log(step, dict(zip(launch.keys, found_inside, strict=True)))
         if self.selection is not None:
             self._select(self.selection, step, policies, launches)
         if self.in_background and isinstance(self.evaluate, SimulatorEvaluation):
