@@ -107,6 +107,9 @@ class TrainConfig(Options):
     """Updates between lines of metrics.jsonl, counted through all stages."""
     checkpoint_every: int = option(1000, at_least=1, at_most=MOST, incidental=True)
     """Updates between checkpoints: what a killed job may lose."""
+    keep_checkpoints: int = option(0, at_least=0, at_most=1000, incidental=True)
+    """Also keep so many checkpoints, evenly spread over all updates, as checkpoint_UPDATE.safetensors: for pictures
+    over training (c4rl clusters)."""
     checkpoint_seconds: float | None = option(None, at_least=0, at_most=1e6, incidental=True)
     """Seconds that must have passed since the last checkpoint: what a fast job may lose when killed. Default: 10 on a
     GPU, 0 on a CPU."""

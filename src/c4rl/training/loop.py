@@ -17,7 +17,7 @@ from rich.console import Console
 
 from c4rl.core.errors import InputError
 from c4rl.core.extras import how_to_install
-from c4rl.core.files import write_json
+from c4rl.core.files import replacing, write_json
 from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.core.ops import available, missing
 from c4rl.core.typed_json import jsonable
@@ -144,6 +144,7 @@ class Trainer:
         )
         plan = algorithm_class(config.algorithm).plan(config.options, config.updates)
         self.total = sum(stage.updates for stage in plan)  # updates of all stages
+        self.kept_at = {round(self.total * i / config.keep_checkpoints) for i in range(1, config.keep_checkpoints + 1)}
         self.notes = [f"warning: {p.facts['path']}: {text}" for p in preparations for text in p.warnings]
         self.records: list[dict[str, Any]] = []  # evaluations so far
         self.best: dict[RunKey, Record] = {}  # every run's best evaluation; below, its policy
@@ -248,7 +249,8 @@ class Trainer:
         ends_stage = last or self.launches[0].ends_stage(step)
         logs = step % config.log_every == 0 or (ends_stage and not last)
         evaluates = last or (stage.evaluated and (step % config.eval_every == 0 or ends_stage))
-        checkpoints = step % config.checkpoint_every == 0 or ends_stage or stop is not None
+        keeps = step in self.kept_at
+        checkpoints = step % config.checkpoint_every == 0 or ends_stage or keeps or stop is not None
         if logs or evaluates or checkpoints:
             self._freeze_failed()
         ended = last or not self.launches
@@ -258,7 +260,9 @@ class Trainer:
             self._evaluate(step)
         self._log_scores(wait=ended)
         if checkpoints or ended:
-            self._save(step, forced=ends_stage or stop is not None or ended)
+            self._save(step, forced=ends_stage or keeps or stop is not None or ended)
+        if keeps:
+            self._keep_checkpoint(step)
         self.display.advance(step, stage.name if len(algorithm.stages) > 1 else "updates")
         if stop is not None and not ended:
             self._finish_early(step)
@@ -401,6 +405,16 @@ class Trainer:
             forget_pending(self.directory.path, progress.pending)
 
         self.writer.submit_checkpoint(self.directory.checkpoint, write)
+
+    def _keep_checkpoint(self, step: int) -> None:
+        """A copy of the one that was just submitted: files are written in order."""
+        latest, kept = self.directory.checkpoint, self.directory.kept_checkpoint(step)
+
+        def write() -> None:
+            with replacing(kept) as temporary:
+                shutil.copyfile(latest, temporary)
+
+        self.writer.submit(kept, write)
 
     def _save_policies(self, which: str, policies: dict[RunKey, NumpyPolicy], updates: dict[RunKey, int]) -> None:
         path, frozen = self.directory.policy(which), self.progress.frozen
