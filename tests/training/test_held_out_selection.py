@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 import c4rl
-from c4rl.results.store import Store, entries_of
+from c4rl.results import tables
+from c4rl.results.selection_criteria import criteria_rows
+from c4rl.results.store import Entry, Store, entries_of
+from c4rl.results.tables import Cell, Method, ResultTable
 from c4rl.training.checkpoint import load_policies
 from tests.cli.support import SMALL, metric_lines, run, save_npz, summary
 
@@ -99,3 +102,36 @@ def test_what_cannot_be_selected_is_refused(
     assert run("train", "--dataset", data, "--task", "none", *flags, "--output", tmp_path / "job") == 2
     assert words in capsys.readouterr().err
     assert not (tmp_path / "job").exists()
+
+
+def made_up_entry(scores: list[float], action_errors: list[float], td_errors: list[float], seed: int) -> Entry:
+    """Selected by the action error; a task without references: its scores are returns."""
+    updates = list(range(1, len(scores) + 1))
+    watched = {"held_out_action_rmse": action_errors, "held_out_td_rmse": td_errors}
+    chosen = int(np.argmin(action_errors))
+    data = {
+        "run": {"task": "gym:Pendulum-v1", "seed": seed},
+        "curve": [[update, [score]] for update, score in zip(updates, scores, strict=True)],
+        "watched": {
+            name: [list(pair) for pair in zip(updates, values, strict=True)] for name, values in watched.items()
+        },
+        "selected": {"criterion": "held_out_action_rmse", "update": updates[chosen], "value": action_errors[chosen]},
+    }
+    return Entry(data, "made up")
+
+
+def test_the_table_of_criteria_shows_what_each_is_worth(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = "gym:Pendulum-v1"
+    method = Method("BC", "bc", job={"select": "held-out"})
+    table = ResultTable("made-up", "Made up", (method,), (task,))
+    monkeypatch.setattr(tables, "datasets", lambda: {task: {}})
+    entries = (
+        made_up_entry([10, 50, 30, 20], [0.5, 0.2, 0.1, 0.4], [4, 1, 2, 3], 0),
+        made_up_entry([20, 60, 40, 20], [0.5, 0.2, 0.3, 0.4], [1, 2, 3, 4], 1),
+    )
+    _, *rows = criteria_rows(table, {("BC", task): Cell(entries)})
+    found = {row[1]: (row[2], row[-1]) for row in rows}
+    assert found["last"] == ("20.0", "–") and found["best in the simulator"] == ("55.0", "–")
+    assert found["least held-out action error"] == ("45.0", "71%")  # 30 and 60: 25 of the gap of 35
+    assert found["least held-out TD error"] == ("35.0", "43%")
+    assert found["mean of the second half"][0] == "27.5"

@@ -11,6 +11,7 @@ from c4rl.results.tables import OF_A_RUN, QUANTITIES, Cell, Filled, Method, Resu
 from c4rl.training.summary import MARK
 
 MISSING = "–"
+CRITERIA_WORDS = "means over seeds by the rule that chooses the checkpoint; the gap is that from last to best"
 FAR, FAR_MARK = 2, "‡"  # of the paper's standard deviations
 Rows = list[list[str]]  # of words, the first row the headings
 
@@ -23,15 +24,17 @@ def caption(table: ResultTable, filled: Filled, which: str) -> str:
     parts = [
         QUANTITIES[table.quantity],
         f"{' or '.join(map(str, counts))} seeds, {table.updates:,} updates{evaluation}",
-        "mean over sets at each evaluation [95% bootstrap]" if which == "curve" else OF_A_RUN[which],
-        "" if which == "curve" else "± half a 95% interval (Student), [95% bootstrap]",
-        "after the slash the paper's, ± its standard deviation" if which != "curve" and compared else "",
+        {**OF_A_RUN, "curve": "mean over sets at each evaluation [95% bootstrap]", "criteria": CRITERIA_WORDS}[which],
+        "" if which in ("curve", "criteria") else "± half a 95% interval (Student), [95% bootstrap]",
+        "after the slash the paper's, ± its standard deviation"
+        if which not in ("curve", "criteria") and compared
+        else "",
         f"physics {PHYSICS}" if table.quantity == "score" else "",
         _precisions(table, filled),
         f"{MISSING}: not measured",
     ]
     cells = [(m, t, cell) for m in table.methods for t in table.tasks if (cell := filled.get((m.label, t)))]
-    if which != "curve" and any(is_far(table, m, t, cell, which) for m, t, cell in cells):
+    if which not in ("curve", "criteria") and any(is_far(table, m, t, cell, which) for m, t, cell in cells):
         parts.append(f"{FAR_MARK}: more than {FAR} of the paper's standard deviations from its mean")
     if any(entry.data["stopped"] for _, _, cell in cells for entry in cell.entries):
         parts.append(f"{MARK}: some runs failed and are scored as of their last good state")
