@@ -69,12 +69,13 @@ def add_curves(
     methods: Sequence[Method],
     metrics: dict[str, tuple[str, bool]],
     warnings: Sequence[Method] = (),
+    words: Sequence[str] = (),
 ) -> None:
     plots = [curve_plot(methods, metric, title, log) for metric, (title, log) in metrics.items()]
     plots = [plot for plot in plots if plot.series]
     if not plots:
         return
-    page.section(section)
+    page.section(section, *words)
     found = []
     for method in warnings:
         bound = value_bound_of(method.folder)
