@@ -96,9 +96,10 @@ class JobView:
         run.latest |= {name: float(line[name]) for name in SHOWN if name in line}
         if any(name in line for name in SHOWN):
             run.lines.append(line)
-        self.higher_is_better = "none" not in self.config.task
-        for name, value in line.items():  # with a simulator, held-out errors only select
-            if name == "score" if self.higher_is_better else name.endswith("action_rmse"):
+        only_selects = self.config.select != "none" and "none" not in self.config.task  # the held-out error
+        for name, value in line.items():
+            if name == "score" or (name.endswith("action_rmse") and not only_selects):
+                self.higher_is_better = name == "score"
                 run.scores.append(float(value))
 
     @property
