@@ -47,6 +47,7 @@ class Drawing:
     table: str
     methods: tuple[str, ...] | None = None
     pairs: tuple[tuple[str, str], ...] = ()  # of which the first is asked to be better
+    quantity: str = ""  # what it is about, whatever its table is; default: what that is
 
 
 def draw(name: str, output: Path, table: str | None, store: Path, speeds: Path) -> None:
@@ -62,6 +63,7 @@ def draw(name: str, output: Path, table: str | None, store: Path, speeds: Path) 
     if table is not None:
         drawing = replace(drawing, table=table, methods=None, pairs=())
     chosen = get_table(drawing.table)
+    chosen = replace(chosen, quantity=drawing.quantity or chosen.quantity)
     filled = fill(chosen, Store(store))
     shown = [m.label for m in chosen.methods if drawing.methods is None or m.label in drawing.methods]
     if not any(label in shown for label, _ in filled):
@@ -128,11 +130,12 @@ def _panels(table: ResultTable, filled: Filled) -> list[str]:
 
 
 def curves(drawing: Drawing, table: ResultTable, filled: Filled) -> Figure:
-    """A panel for each set and one for their mean, a line for each method."""
+    """A panel for each set and one for the mean of several, a line for each method."""
     tasks, logarithmic = _panels(table, filled), "trace" in table.quantity
     bands = "from the lowest to the highest seed" if logarithmic else "95% intervals over seeds (sets: Student, mean: "
     foot = _foot(table, filled, f"bands: {bands}" + ("" if logarithmic else "bootstrap), cut at the axes"))
-    figure, axes = _figure(len(tasks) + 1, table.title, foot)
+    several = len(tasks) > 1
+    figure, axes = _figure(len(tasks) + several, table.title, foot)
     for label, style in _styled([method.label for method in table.methods]):
         cells = [filled.get((label, task)) for task in tasks]
         of_sets: list[dict[float, np.ndarray]] = []
@@ -141,11 +144,12 @@ def curves(drawing: Drawing, table: ResultTable, filled: Filled) -> Figure:
             of_sets.append(whole)
             _line(axis, whole, _extent if logarithmic else mean_interval, label, style)
         counts = {len(v) for one in of_sets for v in one.values()}
-        if len(counts) == 1 and len(of_sets) == len(table.measured) and all(of_sets):
+        if several and len(counts) == 1 and len(of_sets) == len(table.measured) and all(of_sets):
             common = sorted(set.intersection(*map(set, of_sets)))
             stacked = {x: np.stack([one[x] for one in of_sets], axis=1) for x in common}
             _line(axes[-1], stacked, _extent if logarithmic else partial(bootstrap_interval, mean), label, style)
-    for axis, title in zip(axes, [*map(_title, tasks), f"mean of {len(tasks)} sets"], strict=True):
+    titles = [*map(_title, tasks), *([f"mean of {len(tasks)} sets"] if several else [])]
+    for axis, title in zip(axes, titles, strict=True):
         axis.set_title(title, fontsize=9)
         axis.set_xlabel("thousand updates", fontsize=8)
         axis.set_ylabel(QUANTITIES[table.quantity], fontsize=8)
@@ -236,7 +240,7 @@ def cosines(drawing: Drawing, table: ResultTable, filled: Filled) -> Figure:
             _line(axis, _points(filled[label, task], quantity), _extent, words, style)
         axis.set_title(label, fontsize=9)
         axis.set_xlabel("thousand updates", fontsize=8)
-        axis.set_ylim(-1.05, 1.05)
+        axis.set_ylim(min([-0.05, *(float(min(line.get_ydata())) - 0.05 for line in axis.lines)]), 1.05)
     _legend(figure, axes)
     return figure
 
@@ -439,8 +443,8 @@ FIGURES = {
             tuple((c4.label, control.label) for c4, control in CONTROLLED),
         ),
         *(Drawing(name, series, name) for name in ("clusters", "lambda", "alpha", "frequency", "rows")),
-        Drawing("effective-k", curves, "effective-k"),
-        Drawing("trace", curves, "trace"),
+        Drawing("effective-k", curves, "effective-k", quantity="c4_effective_K"),
+        Drawing("trace", curves, "trace", quantity="cross_covariance_trace_exact"),
         Drawing("terms", terms, "inside"),
         Drawing("cosines", cosines, "inside"),
         Drawing("radar", radar, "main", SHOWN),
