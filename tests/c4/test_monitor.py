@@ -11,7 +11,9 @@ from c4rl.plugins.c4.plugin import C4Config
 from tests.c4.test_plugin_behaviour import each_algorithm, each_mode, lane_of
 from tests.helpers import advance
 
-KEYS = {f"cross_covariance_trace_{mode}{form}" for mode in ("exact", "proxy") for form in ("", "_normalised")}
+KEYS = {"td_A", "td_B", "td_C"} | {
+    f"cross_covariance_trace_{mode}{form}" for mode in ("exact", "proxy") for form in ("", "_normalised")
+}
 
 
 @each_algorithm

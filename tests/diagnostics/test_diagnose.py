@@ -12,12 +12,13 @@ import torch
 from c4rl.core.buffer import Batch
 from c4rl.diagnostics.cluster_structure import RowFacts, describe_clusters, explained, find_clusters
 from c4rl.diagnostics.divergence import first_warning
-from c4rl.diagnostics.gradient_cosines import gradient_cosines
 from c4rl.diagnostics.gradients import gradient_pairs, sample_rows
 from c4rl.diagnostics.metrics import read_metrics
 from c4rl.diagnostics.q_health import describe_q
 from c4rl.diagnostics.spectra import describe_spectrum
 from c4rl.diagnostics.td_terms import describe_td_terms, measured_variance, order_of, paired_directions, terms_of_rows
+from c4rl.plugins.c4.monitor import expected_td_terms
+from c4rl.training.gradient_cosines import gradient_cosines
 from c4rl.training.launch import Launch
 from tests.cli.support import SMALL, listing, run, save_npz
 from tests.diagnostics.folders import make_folder
@@ -75,6 +76,15 @@ def test_the_measured_variance_is_that_of_displaced_residuals(launch: Launch, ba
             ]
         )
     assert found["by_step"][0]["measured"] == pytest.approx(float(deltas[:, 0].var(dim=0, correction=0).mean()))
+
+
+def test_the_terms_logged_in_training_are_those_of_many_directions(launch: Launch, batch: Batch) -> None:
+    """In closed form; here against 16,384 random directions."""
+    g_next, g = gradient_pairs(launch, batch)
+    logged = expected_td_terms(g_next, g, torch.ones_like(batch.rewards), 0.9)
+    for place, drawn in enumerate(describe_td_terms(launch, batch, directions=16_384)):
+        for term in "ABC":
+            assert float(logged[f"td_{term}"][place]) == pytest.approx(drawn[term], rel=0.03)
 
 
 def test_the_gap_vanishes_with_k_and_tells_how(launch: Launch, batch: Batch) -> None:

@@ -143,7 +143,10 @@ def test_single_cluster_batches_are_the_same_rows(way: Way) -> None:
 
 @needs("adam")
 @pytest.mark.parametrize("lr", [1e-3, [1e-3, 2e-3]])
-def test_adam(way: Way, lr: float | list[float]) -> None:
+@pytest.mark.parametrize("scheduled", [True, False])
+def test_adam(way: Way, lr: float | list[float], scheduled: bool) -> None:
+    """scheduled: by a factor on the device; otherwise by a number."""
+    factor = torch.tensor(0.5, device=way.device) if scheduled else 0.5
     after = []
     for enabled in (True, False):
         critic = Critic(Stack((0, 1), 5, 2, way.device), "critic", (32, 32))
@@ -153,7 +156,7 @@ def test_adam(way: Way, lr: float | list[float]) -> None:
             with ops.kernels(False):
                 loss = critic.at(rows).q.square().mean((1, 2)).sum()
             with ops.kernels(enabled):
-                adam.step(loss, torch.tensor(0.5, device=way.device))
+                adam.step(loss, factor)
         after.append(adam.flat.clone())
     way.close(after[0], after[1], rtol=1e-4, atol=1e-6)
 

@@ -51,6 +51,23 @@ def test_curves_show_the_means_of_the_store(trained: Trained) -> None:
         assert list(line.get_ydata()) == pytest.approx(list(expected))
 
 
+def test_theorem_1s_terms_and_the_cosines_are_drawn_from_the_store(trained: Trained) -> None:
+    table = small_table(methods=METHODS[1:])
+    filled = fill(table, trained.store)
+    figure = FIGURES["terms"].draw(FIGURES["terms"], table, filled)
+    entries = filled[METHODS[1].label, TASKS[0]].entries
+    for axis, quantity in zip(figure.axes, ("td_A", "td_B", "td_C", "score"), strict=True):
+        assert len(axis.lines) == 3
+        expected = sum(entry.curve(quantity)[1] for entry in entries) / 2
+        assert len(expected) == 2 and list(axis.lines[0].get_ydata()) == pytest.approx(list(expected))
+    assert "late score: td3_bc, 6 runs: A " in words(figure)
+    figure = FIGURES["cosines"].draw(FIGURES["cosines"], table, filled)
+    for axis, method in zip(figure.axes, METHODS[1:], strict=False):
+        assert axis.get_title() == method.label
+        assert [len(line.get_ydata()) for line in axis.lines] == [2, 2]
+    assert "∇Var[δ]" in words(figure)
+
+
 def test_methods_without_runs_are_named(trained: Trained) -> None:
     table = small_table(methods=(*METHODS[:1], Method("CQL", "cql")))
     figure = FIGURES["curves"].draw(FIGURES["curves"], table, fill(table, trained.store))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.support import SMALL, listing, run, save_npz
+from tests.cli.support import SMALL, listing, logged_arrays, run, save_npz
 from tests.diagnostics.browser import visit
 from tests.diagnostics.folders import make_folder
 
@@ -104,6 +104,37 @@ def test_policies_of_a_maze_are_drawn(tmp_path: Path) -> None:
     assert run("train", *usual, "--eval-episodes", "1", *SMALL, "--threads", "1", "--output", job) == 0
     assert run("report", job, "--output", page) == 0
     assert "Policies" in sections_of(page) and "data:image/png;base64," in page.read_text("utf-8")
+
+
+def test_frames_of_a_robot_are_drawn_where_mujoco_renders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mujoco", reason="MuJoCo is not installed")
+    data, job, page = (
+        save_npz(tmp_path / "data.npz", **logged_arrays(60, 11, 3)),
+        tmp_path / "job",
+        tmp_path / "page.html",
+    )
+    usual = [
+        "--dataset",
+        data,
+        "--task",
+        "hopper-medium-v2",
+        "--algorithm",
+        "bc",
+        "--updates",
+        "2",
+        "--eval-every",
+        "1",
+    ]
+    few = ["--eval-episodes", "1", *SMALL, "--threads", "1", "--select", "held-out"]
+    assert run("train", *usual, *few, "--output", job) == 0
+    assert run("report", job, "--output", page) == 0
+    text = page.read_text("utf-8")
+    assert "data:image/png;base64," in text or "MuJoCo cannot render here" in text
+    assert "Held-out selection" in sections_of(page) and "Held out action rmse" in text
+    monkeypatch.setenv("MUJOCO_GL", "nothing")
+    assert run("report", job, "--output", tmp_path / "again.html") == 0
+    text = (tmp_path / "again.html").read_text("utf-8")
+    assert "No frames of hopper-medium-v2: MuJoCo cannot render here" in text and "data:image/png" not in text
 
 
 def test_a_job_that_has_just_begun(tmp_path: Path) -> None:

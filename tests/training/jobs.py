@@ -76,3 +76,6 @@ def assert_same_job(first: Path, second: Path) -> None:
         assert a[name] == b[name], name
     if a["best"] is not None:
         assert_same_tensors(first, second, "policy_best")
+    assert a.get("selected") == b.get("selected")
+    if "selected" in a:
+        assert_same_tensors(first, second, "policy_selected")

@@ -42,7 +42,7 @@ def commands(plain_data: Path, maze_data: Path) -> Commands:
     plain = ("--dataset", plain_data, "--task", "none")
     return {
         # steps so large that the best policy comes early: it must outlive the process that found it
-        "td3_bc": command("--algorithm", "td3_bc", "--actor-lr", "3e-3", *maze),
+        "td3_bc": command("--algorithm", "td3_bc", "--actor-lr", "3e-3", "--select", "held-out", *maze),
         "c4": command("--algorithm", "td3_bc", "--plugins", "c4", "--period", "20", *plain),
         "cql": command("--algorithm", "cql", "--cql-actions", "2", *plain),
     }
@@ -73,7 +73,8 @@ def test_killed_at_random_moments(algorithm: str, commands: Commands, undisturbe
     assert kills >= 2, "the job was over before it could be killed"
     assert run(*command) == 0
     assert_same_job(folder, undisturbed[algorithm])
-    pairs = [(line["update"], line["seed"], "critic_loss" in line) for line in metric_lines(folder)]
+    kinds = ("critic_loss", "score", "held_out_action_rmse")
+    pairs = [(line["update"], line["seed"], *(kind in line for kind in kinds)) for line in metric_lines(folder)]
     assert len(pairs) == len(set(pairs))
     assert_tensorboard_shows_the_metrics(folder)
     assert not [name for name in listing(folder) if name.endswith(".partial")]

@@ -23,11 +23,12 @@ class Flags(Options):
     mode: Literal["exact", "proxy"] = "exact"
     """Gradients of Q with respect to its input, or penultimate features."""
     size: int = option(1000, at_least=10, at_most=20_000)
-    """Rows."""
+    """Rows; of more than 2,000, principal components take the place of t-SNE."""
 
 
 def clusters(arguments: Arguments) -> int:
-    """Picture the gradient clusters of a job's critic by t-SNE, coloured by cluster, return and time."""
+    """Picture the gradient clusters of a job's critic by t-SNE, coloured by cluster, return and time: at the
+    checkpoints that --keep-checkpoints kept, or at the last."""
     flags = parse_as(Flags, "clusters", arguments, clusters.__doc__)
 
     from c4rl.diagnostics.cluster_page import write_cluster_page

@@ -21,8 +21,9 @@ class Flags(Options):
     """The task of a policy's file; a folder knows its own."""
     episodes: int = option(10, at_least=1, at_most=10**6)
     """Episodes per policy."""
-    checkpoint: Literal["last", "best"] = "last"
-    """The last policies, or those of each seed's best evaluation."""
+    checkpoint: Literal["last", "best", "selected"] | None = None
+    """The last policies, those of each seed's best evaluation, or those that --select kept; default selected if the job
+    was trained with --select, else last."""
     seed: int = option(20_000, at_least=0, at_most=2**63 - 1)
     """Episode e is reset with seed + e."""
     run: str | None = None
@@ -61,7 +62,7 @@ def evaluate(arguments: Arguments) -> int:
             flags.ensemble,
         )
     tasks = result["task"] if isinstance(result["task"], str) else " and ".join(result["task"])
-    which = flags.folder.name if flags.folder.is_file() else f"{flags.checkpoint} checkpoint"
+    which = flags.folder.name if flags.folder.is_file() else f"{result['checkpoint']} checkpoint"
     title = f"{tasks}: {which}, {flags.episodes} episodes ({result['score']})"
     first = next(name for name in ("file", "run", "seed") if name in result["runs"][0])
     failed = [f"{MARK} {row[first]}: {row['failed']}" for row in result["runs"] if row["failed"]]

@@ -16,8 +16,9 @@ class Flags(Options):
     """A folder made by c4rl train."""
     format: Literal["npz", "onnx"] = "npz"
     """npz, for NumPy alone; or onnx, for any ONNX runtime."""
-    checkpoint: Literal["last", "best"] = "last"
-    """The last policy, or that of the seed's best evaluation."""
+    checkpoint: Literal["last", "best", "selected"] | None = None
+    """The last policy, that of the seed's best evaluation, or the one that --select kept; default selected if the job
+    was trained with --select, else last."""
     seed: int | None = option(None, at_least=0, at_most=2**63 - 1)
     """Which run, where only one has this seed; default the first that did not fail."""
     run: str | None = None

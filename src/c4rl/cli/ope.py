@@ -20,8 +20,9 @@ class Flags(Options):
     """Folders made by c4rl train; every run that did not fail is a policy."""
     method: Literal["fqe"] = "fqe"
     """Fitted Q evaluation (docs/ope.md)."""
-    checkpoint: Literal["last", "best"] = "last"
-    """The last policies, or those of each seed's best evaluation."""
+    checkpoint: Literal["last", "best", "selected"] | None = None
+    """The last policies, those of each seed's best evaluation, or those that --select kept; default selected if the job
+    was trained with --select, else last."""
     dataset: Path | None = None
     """Logged data; default: the file that all the folders were trained on, with all its rows."""
     device: str = "auto"

@@ -184,7 +184,7 @@ def _run(job: Callable[[Any], dict[str, Any]]) -> int:
     return 0
 
 
-CHECKPOINTS = {"last": "last", "late": "late mean", "best": "best in simulator"}
+CHECKPOINTS = {"last": "last", "late": "late mean", "selected": "selected, held out", "best": "best in simulator"}
 
 
 def print_summary(summary: dict[str, Any], console: Console | None = None) -> None:
@@ -208,6 +208,7 @@ def print_summary(summary: dict[str, Any], console: Console | None = None) -> No
             prefix = f"{group['name']}: " if group["name"] else ""
             for name, values in group["last"].items():
                 say(f"{prefix}{name.replace('_', ' ')} per seed: {' '.join(marked(group, values, '.4g'))}")
+            _say_selected(say, prefix, group)
         datasets = summary["dataset"] if isinstance(summary["dataset"], list) else [summary["dataset"]]
         for name in groups[0]["last"]:
             say(f"{name.replace('_', ' ')}: {explain_held_out(name, datasets)}")
@@ -221,6 +222,8 @@ def print_summary(summary: dict[str, Any], console: Console | None = None) -> No
             table.add_column(heading, justify="left" if heading in ("runs", "checkpoint") else "right", overflow="fold")
         for group in groups:
             for which, checkpoint in CHECKPOINTS.items():
+                if which not in group:
+                    continue
                 result, mark = group[which], MARK if group["failed"] else ""
                 name = [group["name"] if which == "last" else ""] if named else []
                 cells = marked(group, result["scores"], ".1f")
@@ -229,11 +232,22 @@ def print_summary(summary: dict[str, Any], console: Console | None = None) -> No
         for group in groups:
             prefix = f"{group['name']}: " if group["name"] else ""
             say(f"{prefix}{_curve_words(group)}")
+            _say_selected(say, prefix, group)
             if (ensemble := group.get("ensemble")) is not None:
                 scores = " ".join(f"{score:.1f}" for score in ensemble["scores"])
-                say(f"{prefix}{ensemble['members']} seeds acting together, the mean of their actions: {scores}")
+                which = f"{ensemble['checkpoint']} checkpoints, " if "checkpoint" in ensemble else ""
+                say(f"{prefix}{ensemble['members']} seeds acting together, {which}the mean of their actions: {scores}")
     for sentence in legend:
         say(sentence)
+
+
+def _say_selected(say: Callable[[str], None], prefix: str, group: dict[str, Any]) -> None:
+    if (selected := group.get("selected")) is not None:
+        found = (
+            f"{update:,} ({value:.4g})" for update, value in zip(selected["updates"], selected["values"], strict=True)
+        )
+        criterion = selected["criterion"].replace("_", " ")
+        say(f"{prefix}selected per seed, the update with the least {criterion}: {', '.join(found)}")
 
 
 def _curve_words(group: dict[str, Any]) -> str:

@@ -12,7 +12,6 @@ from c4rl.core.files import write_json
 from c4rl.core.typed_json import jsonable
 from c4rl.diagnostics.cluster_structure import describe_clusters, find_clusters, row_facts
 from c4rl.diagnostics.divergence import first_warning
-from c4rl.diagnostics.gradient_cosines import gradient_cosines
 from c4rl.diagnostics.gradients import critics_of, gradient_pairs, sample_rows
 from c4rl.diagnostics.metrics import read_metrics
 from c4rl.diagnostics.page import number
@@ -20,6 +19,7 @@ from c4rl.diagnostics.q_health import ACTIONS, describe_q, value_bound
 from c4rl.diagnostics.spectra import describe_spectrum
 from c4rl.diagnostics.td_terms import describe_td_terms
 from c4rl.jobs.runs import file_name
+from c4rl.training.gradient_cosines import gradient_cosines
 from c4rl.training.restore import restore
 
 FILE = "diagnostics.json"  # in the run folder; `c4rl report` shows it

@@ -17,11 +17,12 @@ from c4rl.core.buffer import Batch
 from c4rl.core.networks import Critic
 from c4rl.diagnostics.gradients import critics_of
 from c4rl.plugins.c4.feature_gradients import feature_gradients
+from c4rl.plugins.c4.monitor import DISPLACEMENT
 from c4rl.theory.td_variance import td_terms
 from c4rl.training.launch import Launch
 
 STEPS = (0.4, 0.2, 0.1, 0.05)
-STEP = 0.1  # of the terms shown alone
+STEP = DISPLACEMENT  # of the terms shown alone
 DIRECTIONS = 512
 # perturbing evaluates the critics at every row, direction and step: a part of the rows and directions is enough, since
 # the linear model is compared on the same part

@@ -95,8 +95,9 @@ class JobView:
             raise InputError(f"{self.follower.path}: found {found}, expected numbers") from None
         if any(name in line for name in SHOWN):
             run.lines.append(line)
+        only_selects = self.config.select != "none" and "none" not in self.config.task  # the held-out error
         for name, value in line.items():
-            if name == "score" or name.endswith("action_rmse"):
+            if name == "score" or (name.endswith("action_rmse") and not only_selects):
                 self.higher_is_better = name == "score"
                 run.scores.append(float(value))
 

@@ -166,7 +166,7 @@ class EvaluationPool:
         finite = [all(np.isfinite(w).all() for w in (*p.weights, *p.biases)) for p in policies]
         todo = [(p, e) for p in range(len(policies)) if finite[p] for e in range(episodes)]
         evaluation = _Evaluation(
-            [_policy_bytes(p) for p in policies], np.full((len(policies), episodes), np.nan), seed, len(todo)
+            [policy_bytes(p) for p in policies], np.full((len(policies), episodes), np.nan), seed, len(todo)
         )
         evaluation.future.set_running_or_notify_cancel()
         if not todo:
@@ -261,7 +261,7 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _policy_bytes(policy: NumpyPolicy) -> bytes:
+def policy_bytes(policy: NumpyPolicy) -> bytes:
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **policy.arrays())
     return buffer.getvalue()

@@ -46,7 +46,7 @@ PLUGINS: dict[str, tuple[type, type[Plugin]]] = {
 DEFAULT_ALGORITHM = "td3_bc"
 PRESET_ALGORITHM = "cql"  # the default with --preset: the only one that the authors' release has
 # the plug-in that --monitor adds
-MONITOR: type[Plugin] = CrossCovarianceMonitor
+MONITOR = CrossCovarianceMonitor
 
 
 def algorithm_class(name: str) -> type[Algorithm]:

@@ -153,6 +153,18 @@ def _but(base: Method, label: str, seeds: int = 5, first: int = 0, **values: Any
     return replace(base, label=f"{base.label}, {label}", seeds=seeds, first=first, **values)
 
 
+SMALL = {"hidden_layers": 2, "hidden_width": 64, "actor_lr": 1e-3, "critic_lr": 1e-3}
+
+
+def _inside() -> Iterator[Method]:
+    """Small networks, so that anyone can repeat them on a CPU in minutes."""
+    td3_bc: tuple[str, str, dict[str, Any], int] = ("TD3+BC", "td3_bc", {}, 20_000)
+    for label, algorithm, options, updates in (td3_bc, ("CQL", "cql", {"cql_actions": 4}, 4000)):
+        base = Method(label, algorithm, preset="none", options=SMALL | options, job={"updates": updates})
+        yield base
+        yield replace(base, label=f"{label} + C4", plugins=("c4",))
+
+
 BASELINES = (
     BC,
     TD3BC,
@@ -279,6 +291,15 @@ TABLES = {
             headline=("CQL", "CQL + LN", "CQL + DR3", "CQL + C4"),
         ),
         ResultTable(
+            "inside",
+            "Inside the critics: networks of 2 x 64 units on 11,186 rows",
+            tuple(_inside()),
+            ("hopper-medium-expert-v2",),
+            updates=20_000,
+            paper="",
+            note="CQL has 4,000 updates.",
+        ),
+        ResultTable(
             "ingredients",
             "CQL, preset authors-fixed, with some of its parts: a 2^(6-2) design of resolution IV",
             tuple(_ingredients()),
@@ -337,6 +358,17 @@ TABLES = {
             evaluations=4,
             note="One setting for all sets. best has 10,000 updates, cloning at a constant step size and with T 0.05 "
             "20,000, the others 40,000.",
+        ),
+        ResultTable(
+            "selection",
+            "Runs that hold out a tenth of the trajectories to select a checkpoint",
+            tuple(
+                _but(base, "--select held-out", 3, job={"select": "held-out", **job}, paper=None)
+                for base, job in ((BC, {}), (TD3BC, {"updates": 40_000}))
+            ),
+            EIGHT,
+            evaluations=20,
+            note="TD3+BC has 40,000 updates and 16 evaluations.",
         ),
         ResultTable(
             "rebrac",

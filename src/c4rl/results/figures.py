@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from c4rl.core.errors import InputError
 from c4rl.core.files import replacing
+from c4rl.plugins.c4.monitor import DISPLACEMENT
 from c4rl.results.catalogue import CONTROLLED, PAPER, get_table
 from c4rl.results.speed_tables import SPEED_TABLES, UPDATES, Case, SpeedTable, read_speeds
 from c4rl.results.statistics import (
@@ -23,9 +24,10 @@ from c4rl.results.statistics import (
     mean_interval,
     performance_profile,
     probability_of_improvement,
+    rank_correlation,
 )
 from c4rl.results.store import Store
-from c4rl.results.tables import OF_A_RUN, QUANTITIES, Filled, Method, ResultTable, fill, overall
+from c4rl.results.tables import OF_A_RUN, QUANTITIES, Cell, Filled, Method, ResultTable, fill, overall
 
 # the colours of Okabe and Ito that are dark enough for lines, in an order of changing lightness
 STYLES: tuple[tuple[str, Any, str], ...] = (
@@ -46,6 +48,7 @@ class Drawing:
     table: str
     methods: tuple[str, ...] | None = None
     pairs: tuple[tuple[str, str], ...] = ()  # of which the first is asked to be better
+    quantity: str = ""  # what it is about, whatever its table is; default: what that is
 
 
 def draw(name: str, output: Path, table: str | None, store: Path, speeds: Path) -> None:
@@ -61,6 +64,7 @@ def draw(name: str, output: Path, table: str | None, store: Path, speeds: Path) 
     if table is not None:
         drawing = replace(drawing, table=table, methods=None, pairs=())
     chosen = get_table(drawing.table)
+    chosen = replace(chosen, quantity=drawing.quantity or chosen.quantity)
     filled = fill(chosen, Store(store))
     shown = [m.label for m in chosen.methods if drawing.methods is None or m.label in drawing.methods]
     if not any(label in shown for label, _ in filled):
@@ -132,28 +136,26 @@ def _panels(table: ResultTable, filled: Filled) -> list[str]:
 
 
 def curves(drawing: Drawing, table: ResultTable, filled: Filled) -> Figure:
-    """A panel for each set and one for their mean, a line for each method."""
+    """A panel for each set and one for the mean of several, a line for each method."""
     tasks, logarithmic = _panels(table, filled), "trace" in table.quantity
     bands = "from the lowest to the highest seed" if logarithmic else "95% intervals over seeds (sets: Student, mean: "
     foot = _foot(table, filled, f"bands: {bands}" + ("" if logarithmic else "bootstrap), cut at the axes"))
-    figure, axes = _figure(len(tasks) + 1, table.title, foot)
+    several = len(tasks) > 1
+    figure, axes = _figure(len(tasks) + several, table.title, foot)
     for label, style in _styled([method.label for method in table.methods]):
         cells = [filled.get((label, task)) for task in tasks]
         of_sets: list[dict[float, np.ndarray]] = []
         for axis, cell in zip(axes, cells, strict=False):
-            points: dict[float, list[float]] = {}
-            for entry in cell.entries if cell else ():
-                for update, value in zip(*entry.curve(table.quantity), strict=True):
-                    points.setdefault(update / 1000, []).append(value)
-            whole = {x: np.array(values) for x, values in points.items() if cell and len(values) == len(cell.entries)}
+            whole = _points(cell, table.quantity) if cell else {}
             of_sets.append(whole)
             _line(axis, whole, _extent if logarithmic else mean_interval, label, style)
         counts = {len(v) for one in of_sets for v in one.values()}
-        if len(counts) == 1 and len(of_sets) == len(table.measured) and all(of_sets):
+        if several and len(counts) == 1 and len(of_sets) == len(table.measured) and all(of_sets):
             common = sorted(set.intersection(*map(set, of_sets)))
             stacked = {x: np.stack([one[x] for one in of_sets], axis=1) for x in common}
             _line(axes[-1], stacked, _extent if logarithmic else partial(bootstrap_interval, mean), label, style)
-    for axis, title in zip(axes, [*map(_title, tasks), f"mean of {len(tasks)} sets"], strict=True):
+    titles = [*map(_title, tasks), *([f"mean of {len(tasks)} sets"] if several else [])]
+    for axis, title in zip(axes, titles, strict=True):
         axis.set_title(title, fontsize=9)
         axis.set_xlabel("thousand updates", fontsize=8)
         axis.set_ylabel(QUANTITIES[table.quantity], fontsize=8)
@@ -165,6 +167,15 @@ def curves(drawing: Drawing, table: ResultTable, filled: Filled) -> Figure:
             axis.set_ylim(min(heights) - room, max(heights) + room)
     _legend(figure, axes)
     return figure
+
+
+def _points(cell: Cell, quantity: str) -> dict[float, np.ndarray]:
+    """Thousand updates -> the values of all runs, where all have one."""
+    points: dict[float, list[float]] = {}
+    for entry in cell.entries:
+        for update, value in zip(*entry.curve(quantity), strict=True):
+            points.setdefault(update / 1000, []).append(value)
+    return {x: np.array(values) for x, values in points.items() if len(values) == len(cell.entries)}
 
 
 def _line(
@@ -183,6 +194,61 @@ def _extent(values: np.ndarray) -> tuple[float, float]:
     """Over runs: an interval of the mean would reach below zero, where a logarithm ends."""
     of_runs = values.reshape(len(values), -1).mean(1)
     return float(of_runs.min()), float(of_runs.max())
+
+
+# -- inside the critic (the paper's first figure)
+
+TERMS = {"td_A": "A", "td_B": "B", "td_C": "C"}
+COSINES = {"cosine_with_variance": "with ∇Var[δ]", "cosine_with_mean": "with ∇(E[δ])²"}
+
+
+def terms(drawing: Drawing, table: ResultTable, filled: Filled) -> Figure:
+    """A, B and C of Theorem 1, and the score, during training on the table's first set."""
+    task = _panels(table, filled)[0]
+    panels = {name: f"{letter} (k = {DISPLACEMENT:g})" for name, letter in TERMS.items()}
+    panels["score"] = QUANTITIES["score"]
+    words = "lines: means over seeds, bands: from the lowest to the highest seed"
+    foot = f"{_foot(table, filled, words)}. {_with_the_score(table, filled, task)}"
+    figure, axes = _figure(len(panels), f"Var[δ] ≈ A + B - C, and the score: {_title(task)}", foot)
+    for axis, (quantity, title) in zip(axes, panels.items(), strict=True):
+        for label, style in _styled([method.label for method in table.methods]):
+            if (label, task) in filled:
+                _line(axis, _points(filled[label, task], quantity), _extent, label, style)
+        axis.set_title(title, fontsize=9)
+        axis.set_xlabel("thousand updates", fontsize=8)
+        if quantity != "score":
+            axis.set_yscale("log")
+    _legend(figure, axes)
+    return figure
+
+
+def _with_the_score(table: ResultTable, filled: Filled, task: str) -> str:
+    """How A, B and C go with the score over the runs of each algorithm: algorithms differ in both."""
+    parts = []
+    for algorithm in dict.fromkeys(method.algorithm for method in table.methods):
+        methods = [method for method in table.methods if method.algorithm == algorithm]
+        cells = [cell for method in methods if (cell := filled.get((method.label, task)))]
+        late = {name: np.concatenate([cell.values("late", name) for cell in cells]) for name in ("score", *TERMS)}
+        if len(late["score"]) > 2 and len({len(values) for values in late.values()}) == 1:
+            found = (f"{TERMS[name]} {rank_correlation(list(late['score']), list(late[name])):+.2f}" for name in TERMS)
+            parts.append(f"{algorithm}, {len(late['score'])} runs: {', '.join(found)}")
+    return f"Rank correlation of late means with the late score: {'; '.join(parts)}" if parts else ""
+
+
+def cosines(drawing: Drawing, table: ResultTable, filled: Filled) -> Figure:
+    """Which part of E[δ²] = Var[δ] + (E[δ])² an update of the critic follows, a panel for each method."""
+    task = _panels(table, filled)[0]
+    methods = [method.label for method in table.methods if (method.label, task) in filled]
+    foot = _foot(table, filled, "lines: means over seeds, bands: from the lowest to the highest seed")
+    figure, axes = _figure(len(methods), f"Cosine of ∇E[δ²] with the gradients of its parts: {_title(task)}", foot)
+    for axis, label in zip(axes, methods, strict=True):
+        for (quantity, words), (_, style) in zip(COSINES.items(), _styled(list(COSINES)), strict=True):
+            _line(axis, _points(filled[label, task], quantity), _extent, words, style)
+        axis.set_title(label, fontsize=9)
+        axis.set_xlabel("thousand updates", fontsize=8)
+        axis.set_ylim(min([-0.05, *(float(min(line.get_ydata())) - 0.05 for line in axis.lines)]), 1.05)
+    _legend(figure, axes)
+    return figure
 
 
 # -- over all runs
@@ -383,8 +449,10 @@ FIGURES = {
             tuple((c4.label, control.label) for c4, control in CONTROLLED),
         ),
         *(Drawing(name, series, name) for name in ("clusters", "lambda", "alpha", "frequency", "rows")),
-        Drawing("effective-k", curves, "effective-k"),
-        Drawing("trace", curves, "trace"),
+        Drawing("effective-k", curves, "effective-k", quantity="c4_effective_K"),
+        Drawing("trace", curves, "trace", quantity="cross_covariance_trace_exact"),
+        Drawing("terms", terms, "inside"),
+        Drawing("cosines", cosines, "inside"),
         Drawing("radar", radar, "main", SHOWN),
     )
 }

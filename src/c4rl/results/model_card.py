@@ -20,7 +20,8 @@ from c4rl.results.statistics import mean_interval
 from c4rl.training.checkpoint import load_progress
 from c4rl.training.evaluation import MOST_TRAINING_ROWS
 from c4rl.training.run_directory import RunDirectory, read_metrics
-from c4rl.training.summary import Record, best_records
+from c4rl.training.selection import selected_records
+from c4rl.training.summary import CRITERIA, SELECTED_RULE, Record, best_records
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class Provenance:
         """The one that the run's exported policy had."""
         if self.checkpoint == "best":
             return best_records(self.records[run.key]).get(run.key)
+        if self.checkpoint == "selected":
+            return selected_records(self.records[run.key], CRITERIA[self.config.select]).get(run.key)
         return self.records[run.key][-1] if self.records[run.key] else None
 
     def dataset_facts(self) -> dict[str, Any]:
@@ -60,8 +63,9 @@ class Provenance:
         return facts if isinstance(facts, dict) else {}
 
     def together(self) -> dict[str, Any]:
-        """The score of ensembles of so many seeds, if the job measured them; it does so with the last policies."""
-        if self.checkpoint != "last" or self.distilled is not None:
+        """The score of ensembles of so many seeds, if the job measured them; it does so with the policies that it would
+        export."""
+        if self.checkpoint != ("last" if self.config.select == "none" else "selected") or self.distilled is not None:
             return {}
         group = self.members[0].group
         groups = self.summary.get("groups", [self.summary | {"name": group}])
@@ -80,7 +84,9 @@ def provenance(
     if (folder / "metrics.jsonl").exists():
         for record in read_metrics(folder / "metrics.jsonl", {run.key for run in runs}):
             if key_of(record) in records and any(map(_is_result, record)):
-                records[key_of(record)].append(record)
+                _add(records[key_of(record)], record)
+        if config.select != "none" and "none" not in config.task:  # one may still wait for its score
+            records = {key: [record for record in own if "score" in record] for key, own in records.items()}
         kinds = {frozenset(filter(_is_result, record)) for own in records.values() for record in own}
         if len(kinds) > 1:
             names = " or ".join(" ".join(sorted(kind)) for kind in kinds)
@@ -101,6 +107,15 @@ def provenance(
         digests[members[0].data] if members[0].data < len(digests) else "not known",
         summary if isinstance(summary, dict) else {},
     )
+
+
+def _add(records: list[Record], record: Record) -> None:
+    """Held-out errors are logged before the score of the same update: they become one record."""
+    for known in records:
+        if known["update"] == record["update"]:
+            known |= record
+            return
+    records.append(record)
 
 
 def _is_result(name: str) -> bool:
@@ -295,6 +310,8 @@ def _limits(found: Provenance) -> str:
         limits.append("Never run in a simulator or the real system. Held-out errors do not measure returns.")
     else:
         limits.append(f"Scored in the simulator of {found.task} only, which says nothing about any other system.")
+    if found.checkpoint == "selected":
+        limits.append(f"Chosen {SELECTED_RULE}.")
     if found.checkpoint == "best":
         limits.append("Chosen by its score in the simulator, so that the score is biased upwards.")
     if len(found.seeds) < 5:

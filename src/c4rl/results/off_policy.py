@@ -29,7 +29,7 @@ SETTLED = 0.05  # of the spread of all values: the most that a value may move ov
 def judge(
     folders: Sequence[Path],
     config: FittedQConfig,
-    checkpoint: str = "last",
+    checkpoint: str | None = None,
     dataset: Path | None = None,
     device: str = "auto",
     watch: Callable[[int], Any] = lambda update: None,
@@ -44,12 +44,14 @@ def judge(
         raise InputError(f"FOLDERS: found {' '.join(map(str, folders))}, expected each folder once")
     found: list[tuple[str, NumpyPolicy, float | None]] = []
     jobs: list[TrainConfig] = []
+    checkpoints: dict[str, None] = {}
     for folder in folders:
         job = open_job(folder, checkpoint)
         jobs.append(job.config)
+        checkpoints[job.checkpoint] = None
         for run in (run for run in job.runs if run.key not in job.failed):
             name = file_name(run.key) if len(folders) == 1 else f"{folder}: {file_name(run.key)}"
-            found.append((name, job.policies[run.key], _score(folder, job.config, run, checkpoint)))
+            found.append((name, job.policies[run.key], _score(folder, job.config, run, job.checkpoint)))
     if not found:
         raise InputError(f"{' '.join(map(str, folders))}: found only runs that failed, expected one that did not")
     data = _data(folders, jobs, dataset)
@@ -87,7 +89,7 @@ def judge(
     return {
         "method": "fqe",
         "dataset": {"path": data.source, "sha256": data.sha256, "rows": len(data)},
-        "checkpoint": checkpoint,
+        "checkpoint": " and ".join(checkpoints),
         "settings": vars(config),
         "logged_value": estimates.logged_value,
         "mean_action_distance": estimates.mean_action_distance,

@@ -15,6 +15,7 @@ from pathlib import Path
 from c4rl.core.errors import InputError
 from c4rl.core.files import read_bytes, replacing
 from c4rl.results.catalogue import TABLES, get_table
+from c4rl.results.selection_criteria import criteria_rows
 from c4rl.results.speed_tables import SPEED_TABLES, SpeedTable, read_speeds, speed_caption, speed_rows
 from c4rl.results.store import Store
 from c4rl.results.table_text import (
@@ -46,12 +47,15 @@ def table_text(
         raise InputError(f"--far: found with table {name}, expected one of {', '.join(TABLES)}")
     if name not in (*SPEED_TABLES, INDEX):
         table = get_table(name, (*SPEED_TABLES, INDEX)).only(methods)
-        if score == "best" and table.quantity != "score":
-            raise InputError(f"--score: found best, expected late, last or curve: table {name} is not about scores")
+        if score in ("best", "selected", "criteria") and table.quantity != "score":
+            raise InputError(f"--score: found {score}, expected late, last or curve: table {name} is not about scores")
         filled = fill(table, Store(_folder(store)))
+        if score in ("selected", "criteria") and all(m.job.get("select", "none") == "none" for m in table.methods):
+            raise InputError(f"--score: found {score}, but no run of table {name} was trained with --select")
         if far:
             return far_cells(table, filled)
-        rows, words = rows_of(table, filled, score), caption(table, filled, score)
+        words = caption(table, filled, score)
+        rows = criteria_rows(table, filled) if score == "criteria" else rows_of(table, filled, score)
         if format == "csv":
             return csv(run_rows(table, filled))
     elif methods is not None:

@@ -26,13 +26,14 @@ from c4rl.training.summary import describe_failure
 
 def load_policy(
     folder: str | Path,
-    checkpoint: str = "last",
+    checkpoint: str | None = None,
     seed: int | None = None,
     run: str | None = None,
     ensemble: bool = False,
 ) -> NumpyPolicy:
     """The policy of a run folder; `act(observation)` takes raw observations and gives actions in the task's units.
 
+    checkpoint: last, best or selected; the default is selected if the job was trained with --select, else last.
     Choose a run by its name, or by its seed if no other run has it; the default is the first that did not fail.
     ensemble: all seeds of that run's setting that did not fail, acting together.
     """
@@ -48,21 +49,28 @@ class Job(NamedTuple):
     runs: tuple[Run, ...]
     policies: dict[RunKey, NumpyPolicy]
     failed: dict[RunKey, str]  # what happened to runs that failed
+    checkpoint: str  # which policies these are
 
 
-def open_job(folder: Path, checkpoint: str, allow_import: bool = False) -> Job:
+def open_job(folder: Path, checkpoint: str | None, allow_import: bool = False) -> Job:
+    """checkpoint: None for the selected one of a job with --select, else the last."""
     config, directory = job_config(folder, allow_import), RunDirectory(folder)
-    runs = runs_of(config)
+    runs, selects = runs_of(config), config.select != "none"
+    if checkpoint == "selected" and not selects:
+        raise InputError(
+            f"--checkpoint: found selected, but {folder} was trained without --select, expected last or best"
+        )
+    checkpoint = checkpoint or ("selected" if selects else "last")
     policies, failed = load_policy_file(directory.policy(checkpoint), [run.key for run in runs])
     if directory.checkpoint.exists():  # policies and config.json are enough; with it, later failures count too
         progress = load_progress(directory.checkpoint)
         directory.check_settings(progress.settings)
         frozen = {run.key: progress.frozen.get(str(run.key)) for run in runs}
         failed |= {key: describe_failure(failure) for key, failure in frozen.items() if failure is not None}
-    return Job(config, runs, policies, failed)
+    return Job(config, runs, policies, failed, checkpoint)
 
 
-def _load_one(folder: Path, checkpoint: str, seed: int | None, name: str | None) -> tuple[Run, NumpyPolicy, Job]:
+def _load_one(folder: Path, checkpoint: str | None, seed: int | None, name: str | None) -> tuple[Run, NumpyPolicy, Job]:
     job = open_job(folder, checkpoint, allow_import=True)  # nothing is simulated
     sound = [run for run in job.runs if run.key not in job.failed]
     if name is None and seed is None:
@@ -77,7 +85,7 @@ def _load_one(folder: Path, checkpoint: str, seed: int | None, name: str | None)
     return found, job.policies[found.key], job
 
 
-def _load_ensemble(folder: Path, checkpoint: str, name: str | None) -> tuple[list[Run], NumpyPolicy, Job]:
+def _load_ensemble(folder: Path, checkpoint: str | None, name: str | None) -> tuple[list[Run], NumpyPolicy, Job]:
     """The runs of one setting that did not fail, and the policy of all."""
     job = open_job(folder, checkpoint, allow_import=True)
     settings = _settings(job)
@@ -128,7 +136,7 @@ def _names(runs: Sequence[Run]) -> str:
 def score_folder(
     folder: Path,
     episodes: int,
-    checkpoint: str,
+    checkpoint: str | None,
     seed: int,
     name: str | None = None,
     allow_import: bool = False,
@@ -137,7 +145,7 @@ def score_folder(
     """Score all policies of a folder, or that of one run, each in its own task. ensemble: all seeds of a setting act
     together; its row is called after the first of them."""
     job = open_job(folder, checkpoint, allow_import)
-    config, runs, policies, failed = job
+    config, runs, policies, failed, checkpoint = job
     if "none" in config.task:
         raise InputError(f"{folder}: was trained with --task none, expected a task with a simulator")
     members: dict[RunKey, list[Run]] = {}
@@ -216,7 +224,7 @@ def _observations(found: Provenance) -> np.ndarray:
 
 def export_policy(
     folder: Path,
-    checkpoint: str,
+    checkpoint: str | None,
     seed: int | None,
     output: Path | None,
     name: str | None = None,
@@ -239,6 +247,7 @@ def export_policy(
         members, label = [run], file_name(run.key)
         others = list(job.runs[: job.runs.index(run)]) if seed is None and name is None else []
     label = f"distilled_{label}" if distil_updates else label
+    checkpoint = job.checkpoint
     output = output or folder / f"policy_{checkpoint}_{label}.{kind}"
     check_new_file("output", output)
     page = output.with_name(f"{output.name}.md")

@@ -24,6 +24,8 @@ from c4rl.jobs.config import TrainConfig, to_json
 from c4rl.jobs.registry import PLUGINS, algorithm_class
 from c4rl.jobs.runs import Run, ensembles_of, key_of, run_config, runs_of
 from c4rl.training.run_directory import job_config, read_metrics
+from c4rl.training.selection import selected_records
+from c4rl.training.summary import CRITERIA
 
 SCHEMA = 1
 RESULTS = 1  # to be counted up whenever training itself changes, so that older results are not taken for new ones
@@ -31,7 +33,16 @@ RESULTS = 1  # to be counted up whenever training itself changes, so that older 
 APART = ("algorithm", "plugins", "options", "plugin_options", "dataset", "task", "seeds")
 ENTRY = {"schema", "results", "run", "config", "dataset", "environment", "versions", "curve", "stopped", "made"}
 # what is kept of the metrics, where a run logs it; the first entries have none
-WATCHED = ("q", "c4_effective_K", *(f"cross_covariance_trace_{mode}" for mode in ("exact", "proxy")))
+WATCHED = (
+    "q",
+    "c4_effective_K",
+    *(f"cross_covariance_trace_{mode}" for mode in ("exact", "proxy")),
+    *(f"td_{term}" for term in "ABC"),
+    "cosine_with_variance",
+    "cosine_with_mean",
+    *CRITERIA.values(),
+)
+LATER = {"watched", "selected"}  # fields that not every entry has
 
 
 @dataclass(frozen=True)
@@ -69,6 +80,12 @@ class Entry:
             return np.array(self.updates), self.scores
         points = np.array(self.data.get("watched", {}).get(quantity, [])).reshape(-1, 2)
         return points[:, 0], points[:, 1]
+
+    @property
+    def selected(self) -> float | None:
+        """The score at the update that --select chose; None for a run without."""
+        chosen = self.data.get("selected")
+        return None if chosen is None else float(self.scores[self.updates.index(chosen["update"])])
 
     @property
     def precision(self) -> str:
@@ -166,7 +183,7 @@ class Store:
 
 def read_entry(path: Path) -> Entry:
     data = read_json(path, "an entry of a results store")
-    if not isinstance(data, dict) or set(data) - {"watched"} != ENTRY:
+    if not isinstance(data, dict) or set(data) - LATER != ENTRY:
         raise InputError(f"{path}: found other fields than an entry's, expected {', '.join(sorted(ENTRY))}")
     for name, expected in (("schema", SCHEMA), ("results", RESULTS)):
         if data[name] != expected:
@@ -209,6 +226,7 @@ def entries_of(folder: Path) -> list[dict[str, Any]]:
             "versions": summary["versions"],
             "curve": sorted([update, returns] for update, returns in curves[run.key].items()),
             "watched": _watched(logged[run.key], sorted(curves[run.key])),
+            **_selected(config.select, logged[run.key]),
             "stopped": summary["stopped"].get(str(run.key)),
             "made": {"device": summary["device"], "timing": summary["timing"], "runs": len(summary["runs"])},
         }
@@ -221,11 +239,20 @@ def entries_of(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
+def _selected(select: str, records: list[dict[str, Any]]) -> dict[str, Any]:
+    """What --select chose, and by which held-out error."""
+    if select == "none":
+        return {}
+    criterion = CRITERIA[select]
+    (chosen,) = selected_records(records, criterion).values()
+    return {"selected": {"criterion": criterion, "update": chosen["update"], "value": chosen[criterion]}}
+
+
 def _ensembles(
     config: TrainConfig, runs: Sequence[Run], summary: dict[str, Any]
 ) -> Iterator[tuple[Run, int, list[float]]]:
     """The first run, the last update and the returns of each ensemble."""
-    if not config.ensemble:
+    if not config.ensemble or config.select != "none":  # of selected members: neither a last score nor one of theirs
         return
     together = ensembles_of([run for run in runs if str(run.key) not in summary["stopped"]], config.ensemble)
     scored = {group["name"]: group for group in summary["groups"]} if "groups" in summary else {"": summary}

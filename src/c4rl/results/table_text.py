@@ -11,6 +11,7 @@ from c4rl.results.tables import OF_A_RUN, QUANTITIES, Cell, Filled, Method, Resu
 from c4rl.training.summary import MARK
 
 MISSING = "–"
+CRITERIA_WORDS = "means over seeds by the rule that chooses the checkpoint; the gap is that from last to best"
 FAR, FAR_MARK = 2, "‡"  # of the paper's standard deviations
 Rows = list[list[str]]  # of words, the first row the headings
 
@@ -23,15 +24,17 @@ def caption(table: ResultTable, filled: Filled, which: str) -> str:
     parts = [
         QUANTITIES[table.quantity],
         f"{' or '.join(map(str, counts))} seeds, {table.updates:,} updates{evaluation}",
-        "mean over sets at each evaluation [95% bootstrap]" if which == "curve" else OF_A_RUN[which],
-        "" if which == "curve" else "± half a 95% interval (Student), [95% bootstrap]",
-        "after the slash the paper's, ± its standard deviation" if which != "curve" and compared else "",
+        {**OF_A_RUN, "curve": "mean over sets at each evaluation [95% bootstrap]", "criteria": CRITERIA_WORDS}[which],
+        "" if which in ("curve", "criteria") else "± half a 95% interval (Student), [95% bootstrap]",
+        "after the slash the paper's, ± its standard deviation"
+        if which not in ("curve", "criteria") and compared
+        else "",
         f"physics {PHYSICS}" if table.quantity == "score" else "",
         _precisions(table, filled),
         f"{MISSING}: not measured",
     ]
     cells = [(m, t, cell) for m in table.methods for t in table.tasks if (cell := filled.get((m.label, t)))]
-    if which != "curve" and any(is_far(table, m, t, cell, which) for m, t, cell in cells):
+    if which not in ("curve", "criteria") and any(is_far(table, m, t, cell, which) for m, t, cell in cells):
         parts.append(f"{FAR_MARK}: more than {FAR} of the paper's standard deviations from its mean")
     if any(entry.data["stopped"] for _, _, cell in cells for entry in cell.entries):
         parts.append(f"{MARK}: some runs failed and are scored as of their last good state")
@@ -141,8 +144,7 @@ def _overall(table: ResultTable, filled: Filled, method: Method, which: str) -> 
 
 def show(table: ResultTable, method: Method, task: str, cell: Cell | None, which: str) -> str:
     ours, theirs = MISSING, table.printed(method, task)
-    if cell is not None:
-        values = cell.values(which, table.quantity)
+    if cell is not None and len(values := cell.values(which, table.quantity)):
         low, high = mean_interval(values)
         ours = number(table, values.mean()) + (f" ± {number(table, (high - low) / 2)}" if len(values) > 1 else "")
         ours += MARK if any(entry.data["stopped"] for entry in cell.entries) else ""
@@ -157,7 +159,8 @@ def is_far(table: ResultTable, method: Method, task: str, cell: Cell, which: str
     theirs = table.printed(method, task)
     if theirs is None or len(theirs) < 2:
         return False
-    return bool(abs(cell.values(which, table.quantity).mean() - theirs[0]) > FAR * theirs[1])
+    values = cell.values(which, table.quantity)
+    return bool(len(values) and abs(values.mean() - theirs[0]) > FAR * theirs[1])
 
 
 def number(table: ResultTable, value: float) -> str:
@@ -201,11 +204,12 @@ def run_rows(table: ResultTable, filled: Filled) -> list[list[object]]:
     """Every run of the table, a line for each."""
     name = table.quantity
     heads = ["method", "task", "seed", "update", "precision", "failed_at", f"last_{name}", f"late_{name}"]
-    rows: list[list[object]] = [[*heads, "best_in_simulator"]]
+    rows: list[list[object]] = [[*heads, "best_in_simulator", "selected_by_held_out"]]
     for (label, task), cell in filled.items():
         columns = (cell.values(which, name) for which in ("last", "late", "best"))
         for entry, *values in zip(cell.entries, *columns, strict=True):
             facts = [entry.seed, entry.updates[-1], entry.precision, (entry.data["stopped"] or {}).get("failed_at", "")]
-            best = values.pop() if name == "score" else None
-            rows.append([label, task, *facts, *(f"{v:.5g}" for v in values), "" if best is None else f"{best:.5g}"])
+            chosen = [values.pop(), entry.selected] if name == "score" else [None, None]
+            words = ("" if value is None else f"{value:.5g}" for value in (*values, *chosen))
+            rows.append([label, task, *facts, *words])
     return rows

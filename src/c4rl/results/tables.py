@@ -21,6 +21,7 @@ OF_A_RUN = {  # a number of each run -> what it is
     "late": "mean over the second half of a run's evaluations",
     "last": "last evaluation",
     "best": "best evaluation, chosen in the simulator",
+    "selected": "evaluation selected by held-out trajectories (--select), without the simulator",
 }
 # what a table may be about -> how it is called
 QUANTITIES = {
@@ -152,7 +153,9 @@ class Cell(NamedTuple):
     entries: tuple[Entry, ...]
 
     def values(self, which: str, quantity: str = "score") -> np.ndarray:
-        """A number for each run that has the quantity."""
+        """A number for each run that has the quantity; selected: that was trained with --select."""
+        if which == "selected":
+            return np.array([score for entry in self.entries if (score := entry.selected) is not None])
         of_curve: dict[str, Callable[[np.ndarray], float]]
         of_curve = {"late": late_mean, "last": lambda curve: curve[-1], "best": np.max}
         curves = (entry.curve(quantity)[1] for entry in self.entries)

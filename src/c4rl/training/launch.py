@@ -72,8 +72,9 @@ class Launch:
         own_options, plugin_options = stacked_options(config, self.runs, device, dtype)
         chosen = [_maker(PLUGINS[name][1])(options) for name, options in zip(names, plugin_options, strict=True)]
         monitored = config.monitor or any(plugin.monitored for plugin in chosen)
-        if monitored and algorithm_class(config.algorithm).has_critic:
-            chosen.append(MONITOR())
+        self.monitor = MONITOR() if monitored and algorithm_class(config.algorithm).has_critic else None
+        if self.monitor is not None:
+            chosen.append(self.monitor)
         self.plugins = Plugins(chosen)
         observation_dim, action_dim = buffer.widths
         stack = Stack(tuple(self.seeds), observation_dim, action_dim, device, dtype, config.updates)

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from c4rl.core.errors import InputError
 from c4rl.core.extras import how_to_install
-from c4rl.core.files import write_json
+from c4rl.core.files import replacing, write_json
 from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.core.ops import available, missing
 from c4rl.core.typed_json import jsonable
@@ -44,6 +44,7 @@ from c4rl.training.checkpoint import (
 )
 from c4rl.training.display import Display
 from c4rl.training.evaluation import HeldOutEvaluation, SimulatorEvaluation
+from c4rl.training.gradient_cosines import gradient_cosines
 from c4rl.training.launch import Launch, launches_of
 from c4rl.training.preparation import (
     ALL_THREADS,
@@ -54,6 +55,7 @@ from c4rl.training.preparation import (
     prepare_all,
 )
 from c4rl.training.run_directory import RunDirectory, check_new_output, job_config
+from c4rl.training.selection import Selection
 from c4rl.training.snapshot import GoodStates
 from c4rl.training.summary import FAILED, Record, best_records, describe_failure, is_better, summarise
 from c4rl.training.timer import DeviceTimer
@@ -142,6 +144,7 @@ class Trainer:
         )
         plan = algorithm_class(config.algorithm).plan(config.options, config.updates)
         self.total = sum(stage.updates for stage in plan)  # updates of all stages
+        self.kept_at = {round(self.total * i / config.keep_checkpoints) for i in range(1, config.keep_checkpoints + 1)}
         self.notes = [f"warning: {p.facts['path']}: {text}" for p in preparations for text in p.warnings]
         self.records: list[dict[str, Any]] = []  # evaluations so far
         self.best: dict[RunKey, Record] = {}  # every run's best evaluation; below, its policy
@@ -153,6 +156,9 @@ class Trainer:
             HeldOutEvaluation(preparations, self.buffer, self._hurry)
             if preparations[0].task.name == "none"
             else SimulatorEvaluation(config, preparations, 1 if self.in_background else 0, self._hurry)
+        )
+        self.selection = (
+            Selection(config.select, preparations, self.buffer, self._hurry) if config.select != "none" else None
         )
         self.preparations = [preparation.without_rows() for preparation in preparations]
         if resumed and directory.checkpoint.exists():
@@ -200,8 +206,9 @@ class Trainer:
                 self.writer.wait()
                 ensembles = self._score_ensembles()
                 self.display.finished()
+                selected = self.selection.records if self.selection is not None else {}
                 summary = summarise(
-                    config, self.runs, self.preparations, self.records, ensembles, self.progress, self.device
+                    config, self.runs, self.preparations, self.records, selected, ensembles, self.progress, self.device
                 )
                 write_json(self.directory.path / "summary.json", jsonable(summary))
                 return summary
@@ -242,7 +249,8 @@ class Trainer:
         ends_stage = last or self.launches[0].ends_stage(step)
         logs = step % config.log_every == 0 or (ends_stage and not last)
         evaluates = last or (stage.evaluated and (step % config.eval_every == 0 or ends_stage))
-        checkpoints = step % config.checkpoint_every == 0 or ends_stage or stop is not None
+        keeps = step in self.kept_at
+        checkpoints = step % config.checkpoint_every == 0 or ends_stage or keeps or stop is not None
         if logs or evaluates or checkpoints:
             self._freeze_failed()
         ended = last or not self.launches
@@ -252,7 +260,9 @@ class Trainer:
             self._evaluate(step)
         self._log_scores(wait=ended)
         if checkpoints or ended:
-            self._save(step, forced=ends_stage or stop is not None or ended)
+            self._save(step, forced=ends_stage or keeps or stop is not None or ended)
+        if keeps:
+            self._keep_checkpoint(step)
         self.display.advance(step, stage.name if len(algorithm.stages) > 1 else "updates")
         if stop is not None and not ended:
             self._finish_early(step)
@@ -279,11 +289,27 @@ class Trainer:
         launches = self._every_launch()
         found = {key: policy for launch in launches for key, policy in launch.policies(self.scalings).items()}
         policies = {run.key: found[run.key] for run in self.runs}
+        for launch in self.launches:
+            if launch.monitor is not None:
+                found_inside = gradient_cosines(launch, launch.monitor.batch)
+                self.directory.log(step, dict(zip(launch.keys, found_inside, strict=True)))
+        if self.selection is not None:
+            self._select(self.selection, step, policies, launches)
         if self.in_background and isinstance(self.evaluate, SimulatorEvaluation):
             self.evaluations.add(step, policies, self.evaluate.submit(policies))
         else:
             self.evaluations.add(step, policies, KnownScores(self.evaluate(launches, policies)))
         self.progress.evaluation_seconds += time.monotonic() - began
+
+    def _select(
+        self, selection: Selection, step: int, policies: dict[RunKey, NumpyPolicy], launches: list[Launch]
+    ) -> None:
+        """Logged apart from scores, which may come later: a resumed job chooses by what was logged."""
+        found = selection.held_out(launches, policies)
+        if isinstance(self.evaluate, SimulatorEvaluation):  # without one, the evaluation logs the same numbers
+            self.directory.log(step, found)
+        if selection.consider({key: {"update": step, **own} for key, own in found.items()}, policies):
+            self._save_policies("selected", dict(selection.policies), selection.updates)
 
     def _score_ensembles(self) -> dict[str, list[Record]]:
         """By what their runs have in common; runs that were stopped early are left out."""
@@ -292,6 +318,8 @@ class Trainer:
         began = time.monotonic()
         sound = [run for run in self.runs if str(run.key) not in self.progress.frozen]
         policies = {key: own for launch in self.launches for key, own in launch.policies(self.scalings).items()}
+        if self.selection is not None:
+            policies = self.selection.policies
         scores = self.evaluate.ensembles(sound, policies)
         self.progress.evaluation_seconds += time.monotonic() - began
         return scores
@@ -378,6 +406,16 @@ class Trainer:
 
         self.writer.submit_checkpoint(self.directory.checkpoint, write)
 
+    def _keep_checkpoint(self, step: int) -> None:
+        """A copy of the one that was just submitted: files are written in order."""
+        latest, kept = self.directory.checkpoint, self.directory.kept_checkpoint(step)
+
+        def write() -> None:
+            with replacing(kept) as temporary:
+                shutil.copyfile(latest, temporary)
+
+        self.writer.submit(kept, write)
+
     def _save_policies(self, which: str, policies: dict[RunKey, NumpyPolicy], updates: dict[RunKey, int]) -> None:
         path, frozen = self.directory.policy(which), self.progress.frozen
         failed = {key: describe_failure(frozen[str(key)]) for key in policies if str(key) in frozen}
@@ -416,6 +454,8 @@ class Trainer:
         if named == "score" and self.records:
             self.best_policies = load_policies(self.directory.policy("best"), runs)
             self.best = best_records(self.records)
+        if self.selection is not None and any(self.selection.criterion in line for line in lines):
+            self.selection.restore(lines, load_policies(self.directory.policy("selected"), runs))
         self.directory.rewind(lines)
         forget_pending(folder, pending)
         for update, some in policies.items():

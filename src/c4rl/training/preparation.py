@@ -51,7 +51,8 @@ def prepare(config: TrainConfig) -> Preparation:
     full = load_for_task(path, task, config.action_low, config.action_high, config.clip_actions)
     warnings = describe(full)["warnings"]
     train, held = full, None
-    if task.name == "none" and config.hold_out > 0:
+    measured = task.name == "none" or config.select != "none"  # on held-out rows
+    if measured and config.hold_out > 0:
         train, held = hold_out(train, config.hold_out, config.subset_seed)
     if config.size is not None:
         train = SUBSETS[config.subset](train, config.size, config.subset_seed)
@@ -60,7 +61,7 @@ def prepare(config: TrainConfig) -> Preparation:
     facts |= {name: train.metadata[name] for name in ("name", "subset") if name in train.metadata}
     scaling = _scaling(config, train, full)
     check_scaled(full, scaling)
-    if task.name == "none":
+    if measured:
         facts |= baselines(train if held is None else held, scaling)
     return Preparation(task, train, held, scaling, facts, warnings)
 

@@ -1,4 +1,4 @@
-"""A finished or interrupted job's networks, as they were at its last checkpoint."""
+"""A finished or interrupted job's networks, as they were at its last checkpoint or at a kept one."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,14 +16,16 @@ from c4rl.training.run_directory import RunDirectory, job_config
 
 
 def restore(
-    folder: Path, device: torch.device | None = None, run: RunKey | None = None
+    folder: Path, device: torch.device | None = None, run: RunKey | None = None, update: int | None = None
 ) -> tuple[Launch, Preparation, TrainConfig]:
-    """All runs of a job in one launch, ready to inspect or update; or one of them, by its name in files."""
+    """All runs of a job in one launch, ready to inspect or update; or one of them, by its name in files. update: that
+    of a checkpoint that --keep-checkpoints kept; default: the last one."""
     device = device or torch.device("cpu")
     config = replace(job_config(folder), output=folder)
     preparations = prepare_all(config)
     buffer = pack_datasets([(p.train, p.scaling) for p in preparations], device)
-    path = RunDirectory(folder).checkpoint
+    directory = RunDirectory(folder)
+    path = directory.checkpoint if update is None else directory.kept_checkpoint(update)
     states, progress = load_checkpoint(path, [one.key for one in runs_of(config)])
     runs = [one for one in runs_of(config) if run in (None, one.key, file_name(one.key))]
     if not runs or len({one.data for one in runs}) > 1 or len(alike(config, runs, buffer.dataset_lengths)) > 1:

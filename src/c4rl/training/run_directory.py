@@ -21,7 +21,8 @@ NOT_FINITE = ("nan", "inf", "-inf")  # as `jsonable` writes them
 
 
 class RunDirectory:
-    """config.json, metrics.jsonl, checkpoint.safetensors, policy_{last,best}.safetensors, summary.json, tensorboard."""
+    """config.json, metrics.jsonl, checkpoint.safetensors (and kept ones), policy_{last,best,selected}.safetensors,
+    summary.json, tensorboard."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -35,6 +36,14 @@ class RunDirectory:
     @property
     def checkpoint(self) -> Path:
         return self.path / "checkpoint.safetensors"
+
+    def kept_checkpoint(self, update: int) -> Path:
+        return self.path / f"checkpoint_{update}.safetensors"
+
+    def kept_checkpoints(self) -> list[int]:
+        """The updates of those that --keep-checkpoints kept, in order."""
+        names = (path.stem.removeprefix("checkpoint_") for path in self.path.glob("checkpoint_*.safetensors"))
+        return sorted(int(name) for name in names if name.isdecimal())
 
     def policy(self, which: str) -> Path:
         return self.path / f"policy_{which}.safetensors"

@@ -19,6 +19,9 @@ from c4rl.training.preparation import Preparation
 
 Record = dict[str, Any]  # an evaluation of one run, as metrics.jsonl has it
 FAILED = "failed_at"  # in a record of a run that has failed: the update
+# --select -> what is least at the checkpoint that it keeps
+CRITERIA = {"held-out": "held_out_action_rmse", "held-out-td": "held_out_td_rmse"}
+SELECTED_RULE = "per seed, the evaluation with the least error on held-out trajectories (uses no simulator)"
 MARK = "†"  # behind the scores of runs that failed, in tables
 
 
@@ -55,12 +58,14 @@ def summarise(
     runs: Sequence[Run],
     preparations: Sequence[Preparation],
     records: Sequence[Record],
+    selected: Mapping[RunKey, Record],
     ensembles: Mapping[str, Sequence[Record]],
     progress: Progress,
     device: torch.device,
 ) -> dict[str, Any]:
     """The settings of the job, then the results: `last` and `best` of a job with one setting, else a list `groups`.
 
+    selected: with --select, each run's record of held-out errors that was chosen.
     ensembles: the scores of several seeds acting together, by the setting they have in common.
     """
     last, best = {key_of(record): record for record in records}, best_records(records)
@@ -71,10 +76,13 @@ def summarise(
     groups = [_group(config, own, preparations[own[0].data].task, last, best, stopped) for own in grouped.values()]
     for group, own in zip(groups, grouped.values(), strict=True):
         group |= _curves([[record for record in records if key_of(record) == run.key] for run in own])
+        if selected:
+            group["selected"] = _selected(own, selected, CRITERIA[config.select], records)
         if found := ensembles.get(group["name"]):
             group["ensemble"] = {"members": config.ensemble, **_scores(found)}
+            group["ensemble"] |= {"checkpoint": "selected"} if selected else {}
     single = groups[0] if len(groups) == 1 else {}
-    kinds = ("failed", "last", "late", "best", "curve", "ensemble")
+    kinds = ("failed", "last", "late", "best", "selected", "curve", "ensemble")
     return {
         "task": _one_or_all(list(dict.fromkeys(config.tasks))),
         "environment": simulator(*(preparation.task for preparation in preparations)),
@@ -87,8 +95,13 @@ def summarise(
         **({kind: single[kind] for kind in kinds if kind in single} if single else {"groups": groups}),
         "late_rule": "per seed, the mean over the second half of its evaluations",
         "best_rule": "per seed, the evaluation with the highest mean score (uses the simulator)",
+        **({"selected_rule": SELECTED_RULE} if selected else {}),
         "stopped": stopped,
-        "runs": [_run(config, run, last[run.key], best.get(run.key), stopped.get(str(run.key))) for run in runs],
+        "runs": [
+            _run(config, run, last[run.key], best.get(run.key), stopped.get(str(run.key)))
+            | ({"selected": selected[run.key]["update"]} if selected else {})
+            for run in runs
+        ],
         "timing": {
             "run_updates_per_second": progress.run_updates / max(progress.training_seconds, 1e-9),
             "clustering_seconds": progress.clustering_seconds,
@@ -147,6 +160,17 @@ def _run(
 
 def _result(records: Sequence[Record]) -> dict[str, Any]:
     return _scores(records) | {"updates": [record["update"] for record in records]}
+
+
+def _selected(
+    runs: Sequence[Run], selected: Mapping[RunKey, Record], criterion: str, records: Sequence[Record]
+) -> dict[str, Any]:
+    """Of each seed, the chosen update, its held-out error and, with a simulator, the score that it had."""
+    chosen = [selected[run.key] for run in runs]
+    at = {(key_of(record), record["update"]): record for record in records if "score" in record}
+    scored = [at[run.key, own["update"]] for run, own in zip(runs, chosen, strict=True)] if at else []
+    facts = {"criterion": criterion, "values": [own[criterion] for own in chosen]}
+    return facts | {"updates": [own["update"] for own in chosen]} | (_scores(scored) if scored else {})
 
 
 def _scores(records: Sequence[Record]) -> dict[str, Any]:

@@ -21,6 +21,8 @@ def adam_step(
     factor: Tensor | float = 1.0,
 ) -> None:
     """One step in place. lr: a number, or one per parameter like `flat`; factor multiplies it; count: steps so far."""
+    if not isinstance(factor, Tensor) and factor != 1.0:
+        lr, factor = lr * factor, 1.0
     if own := ops.kernels_for(flat, "adam"):
         own.adam_step(flat, gradient, first, second, count, lr, factor, BETA_1, BETA_2, EPSILON)
     elif not isinstance(lr, Tensor):

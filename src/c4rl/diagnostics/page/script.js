@@ -83,6 +83,7 @@
         const near = at > width * .6;
         make("text", {x: at + (near ? -5 : 5), y: top + 10, "text-anchor": near ? "end" : "start"}, svg).textContent = m.text;
       }
+      const many = plot.series.reduce((sum, s) => sum + s.x.length, 0) > 300;
       plot.series.forEach((s, i) => {
         if (!on[i]) return;
         const points = s.x.map((v, j) => [x(v), y(s.y[j])]);
@@ -97,7 +98,7 @@
           return;
         }
         if (plot.kind === "points") {
-          points.forEach(([a, b]) => b !== null && make("circle", {cx: a.toFixed(1), cy: b.toFixed(1), r: points.length > 300 ? 1.6 : 3.5, fill: colour(i), "fill-opacity": .75}, svg));
+          points.forEach(([a, b]) => b !== null && make("circle", {cx: a.toFixed(1), cy: b.toFixed(1), r: many ? 2 : 3.5, fill: colour(i), "fill-opacity": .75}, svg));
         } else {
           if (s.low) {
             const up = s.x.map((v, j) => [x(v), y(s.high[j])]), down = s.x.map((v, j) => [x(v), y(s.low[j])]).reverse();

@@ -1,0 +1,129 @@
+"""The jobs of a report, read from their folders."""
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from c4rl.core.curves import late_mean
+from c4rl.core.errors import InputError
+from c4rl.core.files import read_json
+from c4rl.diagnostics.diagnose import FILE as DIAGNOSTICS
+from c4rl.diagnostics.diagnose import TERMS
+from c4rl.diagnostics.metrics import read_metrics, values_of
+from c4rl.diagnostics.q_health import ACTIONS
+from c4rl.jobs.config import TrainConfig
+from c4rl.jobs.runs import RunKey, dataset_labels, runs_of
+from c4rl.training.run_directory import NOT_FINITE, job_config
+
+TIMINGS = ("total_seconds", "evaluation_seconds", "clustering_seconds", "run_updates_per_second")
+COSINES = {"cosine_with_variance": "with grad Var", "cosine_with_mean": "with grad mean^2"}
+NEEDED = (  # of each run in the file of `c4rl diagnose --save`
+    ("run",),
+    *(("terms", name) for name in (*TERMS, "by_step", "gap_order")),
+    *(("cosines", name) for name in COSINES),
+    *(("q", kind, "mean") for kind in ACTIONS),
+    ("q", "bound"),
+)
+
+
+@dataclass
+class Method:
+    """Runs of one job that differ by seed alone."""
+
+    name: str
+    folder: Path
+    score: str  # the metric that is its score
+    runs: dict[RunKey, list[dict[str, Any]]] = field(default_factory=dict)
+
+    @property
+    def curves(self) -> list[tuple[list[int], list[float]]]:
+        """Finite scores of each run that has some."""
+        found = []
+        for lines in self.runs.values():
+            points = zip(*values_of(lines, self.score), strict=True)
+            pairs = [(u, v) for u, v in points if v is not None and math.isfinite(v)]
+            if pairs:
+                found.append(([u for u, _ in pairs], [float(v) for _, v in pairs]))
+        return found
+
+    def late(self) -> list[float]:
+        return [late_mean(np.array(values)) for _, values in self.curves]
+
+
+@dataclass(frozen=True)
+class Job:
+    folder: Path
+    label: str
+    config: TrainConfig
+    summary: dict[str, Any] | None  # None: not finished
+    diagnostics: dict[str, Any] | None
+    methods: list[Method]
+
+
+def read_jobs(folders: Sequence[Path]) -> list[Job]:
+    if len({os.path.realpath(folder) for folder in folders}) < len(folders):
+        raise InputError("found a folder twice, expected different ones")
+    labels = dataset_labels([folder.absolute() for folder in folders])
+    return [_read_job(folder, label, len(folders) > 1) for folder, label in zip(folders, labels, strict=True)]
+
+
+def _read_job(folder: Path, label: str, several: bool) -> Job:
+    config = job_config(folder)
+    lines = read_metrics(folder)
+    methods: dict[str, Method] = {}
+    for run in runs_of(config):
+        own = lines.get(run.key, [])
+        name = ": ".join(part for part in (label if several else "", run.group) if part) or label
+        methods.setdefault(name, Method(name, folder, _score_of(own))).runs[run.key] = own
+    summary, diagnostics = _json(folder / "summary.json"), _json(folder / DIAGNOSTICS)
+    if summary is not None:
+        _need(folder / "summary.json", summary, ("device",), ("dataset",), *(("timing", name) for name in TIMINGS))
+    if diagnostics is not None:
+        _need(folder / DIAGNOSTICS, diagnostics, ("runs",))
+        for one in diagnostics["runs"]:
+            _need(folder / DIAGNOSTICS, one, *NEEDED)
+    return Job(folder, label, config, summary, diagnostics, list(methods.values()))
+
+
+def _score_of(lines: list[dict[str, Any]]) -> str:
+    """The metric that evaluations log: the simulator's score, or without one the error of held-out actions."""
+    names = {name: None for line in lines for name in line}
+    errors = (name for name in names if name.endswith("action_rmse"))
+    return "score" if "score" in names else next(errors, "score")
+
+
+def _need(path: Path, data: Any, *places: tuple[str, ...]) -> None:
+    """Refuse a file that was edited, or is of another version."""
+    for place in places:
+        inner = data
+        for name in place:
+            if not isinstance(inner, dict) or name not in inner:
+                raise InputError(f"{path}: field '{'.'.join(place)}' is missing, expected the file as c4rl wrote it")
+            inner = inner[name]
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    return _with_floats(read_json(path, "a file of c4rl"))
+
+
+def _with_floats(value: Any) -> Any:
+    """Numbers that JSON lacks are stored by their names."""
+    if isinstance(value, dict):
+        return {name: _with_floats(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_with_floats(one) for one in value]
+    return float(value) if value in NOT_FINITE else value
+
+
+def value_bound_of(folder: Path) -> float:
+    """Of Q, as `c4rl diagnose --save` stored it."""
+    diagnostics = _json(folder / DIAGNOSTICS)
+    bounds = [float(run["q"]["bound"]) for run in diagnostics["runs"]] if diagnostics else []
+    return max(bounds, default=math.inf)

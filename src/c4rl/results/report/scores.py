@@ -1,0 +1,56 @@
+"""Scores with intervals, and learning curves."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from c4rl.diagnostics.page import Page, Plot, Series
+from c4rl.results.report.curves import PLOTTED, curve_plot
+from c4rl.results.report.jobs import Method
+from c4rl.results.statistics import mean_interval
+
+
+def add_scores(page: Page, methods: list[Method]) -> None:
+    score = methods[0].score
+    kind = "score" if score == "score" else score.replace("_", " ").replace("rmse", "error")
+    page.section(
+        "Scores",
+        f"Late: the mean {kind} over the second half of a run's evaluations, then over runs, with Student's 95% "
+        "interval. Best is chosen by the same evaluations, so it is too good.",
+    )
+    rows: list[list[Any]] = []
+    bars: list[tuple[str, float, float | None, float | None]] = []
+    for method in methods:
+        curves, late = method.curves, method.late()
+        if not late:
+            rows.append([method.name, len(method.runs), None, "–", None, None, None])
+            continue
+        low, high = mean_interval(np.array(late))
+        finite = math.isfinite(low)
+        best = max if method.score == "score" else min
+        rows.append(
+            [
+                method.name,
+                len(late),
+                float(np.mean(late)),
+                f"{low:.1f} to {high:.1f}" if finite else "one run: unknown",
+                float(np.mean([values[-1] for _, values in curves])),
+                float(np.mean([best(values) for _, values in curves])),
+                max(updates[-1] for updates, _ in curves),
+            ]
+        )
+        bars.append((method.name, float(np.mean(late)), low if finite else None, high if finite else None))
+    headings = ("setting", "runs", f"late {kind}", "95% interval", "last", "best", "updates")
+    page.table(headings, rows)
+    shown = bars[:PLOTTED]
+    series = Series(
+        f"late {kind}", list(range(len(shown))), [b[1] for b in shown], [b[2] for b in shown], [b[3] for b in shown]
+    )
+    plots = [curve_plot(methods[:PLOTTED], methods[0].score, f"Learning curves: {kind}")]
+    if len(shown) > 1:
+        plots.append(Plot(f"Late {kind}", "setting", [series], kind="bars", names=[b[0] for b in shown], table=False))
+    page.plots(*plots)
+    page.text("Lines are means over seeds, bands reach from the lowest to the highest seed.", kind="faint")
+    if len(methods) > PLOTTED:
+        page.text(f"Plots show the {PLOTTED} best settings; the table has all {len(methods)}.", kind="faint")
