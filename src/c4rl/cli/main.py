@@ -12,6 +12,7 @@ from rich.table import Table
 from c4rl.cli import (
     bench,
     clusters,
+    completion,
     data,
     demo,
     diagnose,
@@ -52,6 +53,7 @@ COMMANDS: dict[str, Callable[[Arguments], int]] = {
     "bench table": bench.table,
     "bench pages": bench.pages,
     "bench speed": bench.speed,
+    "completion": completion.completion,
 }
 
 

@@ -18,7 +18,7 @@ from c4rl.training.checkpoint import Progress, join_policies, load_checkpoint, l
 from c4rl.training.evaluation import SimulatorEvaluation
 from c4rl.training.preparation import Preparation
 from c4rl.training.run_directory import RunDirectory, read_metrics
-from c4rl.training.summary import Record, summarise
+from c4rl.training.summary import FAILED, Record, summarise
 
 LAUNCHES = "launches"  # the folder of the parts, until they are joined
 
@@ -101,15 +101,20 @@ def _completed(lines: list[Record], ended: int, evaluated: Sequence[int]) -> lis
 
 
 def _in_order(parts: Sequence[list[Record]], runs: Sequence[Run]) -> list[Record]:
-    """Lines as one process writes them: update by update; reports and losses launch by launch, then scores by run."""
+    """Lines as one process writes them: update by update; failures, reports and losses launch by launch, then scores."""
     place, keyed = {run.key: number for number, run in enumerate(runs)}, []
     for part, lines in enumerate(parts):
         seen: dict[tuple[Any, int], int] = {}
         for line in lines:
             key, update = key_of(line), line["update"]
-            scored = _is_scored(line)
-            nth = seen[key, update] = seen.get((key, update), -1) + 1
-            keyed.append(((update, scored, 0 if scored else nth, 0 if scored else part, place[key]), line))
+            if _is_scored(line):
+                order = (update, 2, 0, 0, place[key])
+            elif FAILED in line:
+                order = (update, 0, 0, part, place[key])
+            else:
+                nth = seen[key, update] = seen.get((key, update), -1) + 1
+                order = (update, 1, nth, part, place[key])
+            keyed.append((order, line))
     return [line for _, line in sorted(keyed, key=lambda pair: pair[0])]
 
 

@@ -26,6 +26,7 @@ class Part:
 
     config: TrainConfig
     changes: dict[str, Any]
+    token: str  # of the process that asks for it
     state: str = "queued"  # then: done, refused, interrupted, failed
     sentence: str = ""
 
@@ -51,7 +52,7 @@ class PartsDisplay:
         """(launch, state, progress)."""
         for name, part, total in self.parts:
             place, state = _read(place_file(part.config.output)), part.state
-            if state == "queued" and place:
+            if state == "queued" and place.get("token") == part.token:  # others were begun before
                 again = f", resumed from {place['resumed_from']:,}" if place["resumed_from"] else ""
                 state = f"running on {place['node']}{again}"
             yield name, state, _progress(part.config.output, total)

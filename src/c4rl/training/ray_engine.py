@@ -46,7 +46,7 @@ class Job:
     """A job in parts, its folder held by this process."""
 
     def __init__(self, config: TrainConfig, preparations: Sequence[Preparation], new: bool) -> None:
-        self.config, self.new = config, new
+        self.config, self.new, self.token = config, new, uuid4().hex
         self.directory = RunDirectory(config.output)
         configs = parts_of(config, preparations, torch.device(config.device))
         self.preparations = [preparation.without_rows() for preparation in preparations]
@@ -57,12 +57,11 @@ class Job:
         else:
             self.directory.reopen(config)
         try:
-            self.parts = [Part(own, {} if new else _changes(own)) for own in configs]
+            self.parts = [Part(own, {} if new else _changes(own), self.token) for own in configs]
         except BaseException:
             self.directory.close()
             raise
         configs[0].output.parent.mkdir(exist_ok=True)
-        self.token = uuid4().hex
         configs[0].output.with_name(TOKEN).write_text(self.token)
 
     def __str__(self) -> str:

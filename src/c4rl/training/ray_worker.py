@@ -36,7 +36,8 @@ def train_part(
             last |= read_json(before, "the place of a launch")
         checkpoint = folder / "checkpoint.safetensors"
         update = load_progress(checkpoint).update if checkpoint.exists() else 0
-        write_json(before, {"node": node, "pid": os.getpid(), "attempt": last["attempt"] + 1, "resumed_from": update})
+        place = {"node": node, "pid": os.getpid(), "attempt": last["attempt"] + 1, "resumed_from": update}
+        write_json(before, place | {"token": token})
         console, until = Console(quiet=True), time.monotonic() + LOCK_SECONDS
         while True:
             try:
