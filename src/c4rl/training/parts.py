@@ -101,7 +101,7 @@ def _completed(lines: list[Record], ended: int, evaluated: Sequence[int]) -> lis
 
 
 def _in_order(parts: Sequence[list[Record]], runs: Sequence[Run]) -> list[Record]:
-    """Lines as one process writes them: update by update; failures, reports and losses launch by launch, then scores."""
+    """Lines as one process writes them: update by update failures, reports and losses by launch, then scores by run."""
     place, keyed = {run.key: number for number, run in enumerate(runs)}, []
     for part, lines in enumerate(parts):
         seen: dict[tuple[Any, int], int] = {}
