@@ -8,13 +8,18 @@ TORCH ?=
 # How many spoiled files `make fuzz` tries; of run folders and command lines, half as many.
 CASES ?= 20000
 
-.PHONY: run test lint fuzz clean
+.PHONY: run test test-ray lint fuzz clean
 
 run: $(VENV)/.installed
 	$(BIN)/c4rl demo
 
 test: $(VENV)/.installed-dev lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
+
+# Ray (240 MB) and Optuna are no part of the development tools: their tests are skipped without them.
+test-ray: $(VENV)/.installed-dev
+	$(BIN)/pip install --quiet --editable '.[ray,search]'
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/training/test_ray_engine.py tests/test_optuna_search.py
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -1,12 +1,13 @@
 """`c4rl bench`: measure speed, and train what the tables lack."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
 import tyro
 
-from c4rl.cli.parsing import Arguments, parse_as
+from c4rl.cli.engine import EngineFlags, engine_of
+from c4rl.cli.parsing import Arguments, flags_of, parse, parse_as
 from c4rl.cli.table import SPEEDS, STORE, printed
 from c4rl.core.declarations import Options, option
 from c4rl.core.errors import InputError
@@ -45,9 +46,11 @@ class TableFlags(Options):
 
 def table(arguments: Arguments) -> int:
     """Train what a table of the results store lacks, and add it; stop and continue at any point."""
-    flags = parse_as(TableFlags, "bench table", arguments, table.__doc__)
+    engine = engine_of("bench table", arguments)
+    values = parse("bench table", arguments, [*flags_of(TableFlags), *flags_of(EngineFlags)], None, table.__doc__)
+    flags = TableFlags(**{field.name: values[field.name] for field in fields(TableFlags)})
 
-    from c4rl.results.bench_tables import check_data, list_jobs, missing_jobs, run_jobs
+    from c4rl.results.bench_tables import check_data, list_jobs, missing_jobs, run_jobs, run_jobs_on_ray
     from c4rl.results.catalogue import get_table
     from c4rl.results.speed_tables import (
         SPEED_TABLES,
@@ -61,6 +64,8 @@ def table(arguments: Arguments) -> int:
     from c4rl.results.store import Store
 
     if flags.name in SPEED_TABLES:
+        if engine is not None:
+            raise InputError(f"--engine: found ray with '{flags.name}', a table of speed, expected it without")
         speed_table = SPEED_TABLES[flags.name]
         folder = machine_folder(flags.speeds, flags.device, flags.precision)
         wanted = missing(speed_table, folder)
@@ -77,6 +82,8 @@ def table(arguments: Arguments) -> int:
         print(list_jobs(jobs, store, slowest(read_speeds(flags.speeds))))
         return 0
     check_data(jobs)
+    if engine is not None:
+        return run_jobs_on_ray(jobs, store, flags.minutes, engine)
     return run_jobs(jobs, store, flags.minutes)
 
 

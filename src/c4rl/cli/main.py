@@ -14,6 +14,7 @@ from rich.table import Table
 from c4rl.cli import (
     bench,
     clusters,
+    completion,
     data,
     demo,
     diagnose,
@@ -54,6 +55,7 @@ COMMANDS: dict[str, Callable[[Arguments], int]] = {
     "bench table": bench.table,
     "bench pages": bench.pages,
     "bench speed": bench.speed,
+    "completion": completion.completion,
 }
 
 

@@ -8,7 +8,7 @@ import io
 import itertools
 import textwrap
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import MISSING, Field
 from functools import cache, partial
@@ -84,6 +84,25 @@ class Flag:
         return self.field.name, Annotated[Any, spec, shown], dataclasses.field(default=default)
 
 
+class FlagsFound(Exception):
+    """Ends a command that was only asked for its flags."""
+
+
+_collecting: list[list[Flag]] = []
+
+
+def collected_flags(command: Callable[[Arguments], int], arguments: Arguments) -> list[Flag]:
+    """The flags of a command with these arguments, which does not run."""
+    _collecting.append([])
+    try:
+        command([*arguments, "--help"])
+    except FlagsFound:
+        pass
+    finally:
+        found = _collecting.pop()
+    return found
+
+
 def parse(
     command: str,
     arguments: Arguments,
@@ -93,6 +112,9 @@ def parse(
     others_follow: bool = False,
 ) -> dict[str, Any]:
     """Values by the names of their fields. defaults: instead of the fields' own; others_follow: ignore other flags."""
+    if _collecting and not others_follow:
+        _collecting[-1].extend(flags)
+        raise FlagsFound
     chosen = {flag.field.name: _default(flag.field) for flag in flags} | dict(defaults or {})
     given = {argument.partition("=")[0].replace("_", "-").replace("--no-", "--") for argument in arguments}
     switches = {flag.name for flag in flags if flag.field.type is bool}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from c4rl.cli.engine import EngineFlags, engine_of, on_ray
 from c4rl.cli.parsing import NOT_GIVEN, Arguments, flags_of, free_folder, parse
 from c4rl.core.errors import InputError
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 HELP = (
     "Train runs of an algorithm on a dataset. --algorithm and --plugins decide which further flags there are: "
     "`c4rl train --algorithm NAME --plugins NAME --help` shows them. --preset sets them as a publication does (flags "
-    "given with it win). --sweep and several datasets of one shape add runs to the job, which train together. "
+    "given with it win). --sweep, --points and several datasets of one shape add runs, which train together. "
     "--config FILE repeats a stored job, --resume DIR continues an interrupted or finished one."
 )
 
@@ -30,6 +31,10 @@ class _Sources:
     resume: Path | None = None
     """Continue the job in this folder. Takes --dataset (moved files of the same bytes), --updates (train beyond the
     planned end), --device, --threads and --allow-import, and no other flag."""
+    points: Path | None = None
+    """A file of settings to train, beside the product of --sweep: a JSON list of objects such as {"lambda": 0.1, "K":
+    5}, or an object per line. Each is trained with every combination of --sweep and every seed; an option that a point
+    does not name keeps the job's value."""
     allow_import: bool = False
     """With --config or --resume: import the module that a stored task names (gym:MODULE:ID): its code runs."""
 
@@ -48,18 +53,20 @@ class _Choice(_Sources):
 
 def train(arguments: Arguments) -> int:
     """Train runs of an algorithm, with or without plug-ins, on a dataset; or continue a job with --resume DIR."""
+    engine = engine_of("train", arguments)
     if _choice(arguments).resume is None or {"-h", "--help"} & set(arguments):
         config = config_of(arguments)
-        return _run(lambda loop: loop.train(config))
+        return _run(lambda loop: loop.train(config) if engine is None else on_ray(engine, config))
 
     from c4rl.jobs.config import RESUMABLE, TrainConfig
 
     fields = [flag for flag in flags_of(TrainConfig) if flag.field.name in RESUMABLE]
-    flags = [*(flag for flag in flags_of(_Sources) if flag.field.name != "config"), *fields]
-    values = parse("train", arguments, flags, {flag.field.name: None for flag in fields})
+    flags = [*(flag for flag in flags_of(_Sources) if flag.field.name not in ("config", "points")), *fields]
+    values = parse("train", arguments, [*flags, *flags_of(EngineFlags)], {flag.field.name: None for flag in fields})
     folder, allow_import = values.pop("resume"), values.pop("allow_import")
-    changes = {name: value for name, value in values.items() if value is not None}
-    return _run(lambda loop: loop.resume(folder, allow_import=allow_import, **changes))
+    changes = {flag.field.name: values[flag.field.name] for flag in fields if values[flag.field.name] is not None}
+    how = {"allow_import": allow_import, **changes}
+    return _run(lambda loop: loop.resume(folder, **how) if engine is None else on_ray(engine, folder, **how))
 
 
 def _choice(arguments: Arguments) -> _Choice:
@@ -69,8 +76,9 @@ def _choice(arguments: Arguments) -> _Choice:
 
 def config_of(arguments: Arguments) -> "TrainConfig":
     """The job that these arguments of `c4rl train` describe."""
-    from c4rl.jobs.config import TrainConfig, read_config
+    from c4rl.jobs.config import TrainConfig, field_names, read_config
     from c4rl.jobs.registry import DEFAULT_ALGORITHM, PLUGINS, PRESET_ALGORITHM, algorithm_class, plugin_names
+    from c4rl.jobs.sweeps import read_points
 
     choice = _choice(arguments)
     base = read_config(choice.config, choice.allow_import) if choice.config is not None else None
@@ -101,7 +109,7 @@ def config_of(arguments: Arguments) -> "TrainConfig":
         defaults |= {field.name: getattr(owner, field.name) for field in fields(owner)}
 
     names = plugin_names(plugins, algorithm)
-    panels = {_Sources: "", TrainConfig: "", type(options): algorithm} | dict(
+    panels = {_Sources: "", TrainConfig: "", EngineFlags: "engine", type(options): algorithm} | dict(
         zip(map(type, of_plugins), names, strict=True)
     )
     flags = [
@@ -109,11 +117,16 @@ def config_of(arguments: Arguments) -> "TrainConfig":
         for kind, panel in panels.items()
         for flag in flags_of(kind, panel)
         if flag.field.name not in ("options", "plugin_options")
+        and not (kind is TrainConfig and flag.name == "--points")
     ]
+    words, file = defaults.pop("points", ()), choice.points
     values = parse("train", arguments, flags, defaults, HELP)
     options, *of_plugins = (type(o)(**{f.name: values.pop(f.name) for f in fields(o)}) for o in (options, *of_plugins))
-    del values["config"], values["resume"], values["allow_import"]
-    return TrainConfig(**values, options=options, plugin_options=tuple(of_plugins))
+    for flag in (*flags_of(_Sources), *flags_of(EngineFlags)):
+        del values[flag.field.name]
+    if file is not None:
+        words = read_points(file, (options, tuple(of_plugins)), field_names())
+    return TrainConfig(**values | {"points": words}, options=options, plugin_options=tuple(of_plugins))
 
 
 def _best(choice: _Choice) -> dict[str, Any]:
@@ -151,6 +164,8 @@ def _preset(choice: _Choice, algorithm: str, arguments: Arguments) -> dict[str, 
 
 def _stored(base: "TrainConfig", algorithm: str, plugins: tuple[str, ...] | None) -> dict[str, Any]:
     """The stored config as the starting point; options of another algorithm or other plug-ins do not carry over."""
+    from c4rl.jobs.config import ONE_SETTING
+
     values = {field.name: getattr(base, field.name) for field in fields(base) if field.name != "output"}
     other_algorithm, other_plugins = algorithm != base.algorithm, plugins not in (None, base.plugins)
     if other_algorithm:
@@ -158,7 +173,8 @@ def _stored(base: "TrainConfig", algorithm: str, plugins: tuple[str, ...] | None
     if other_plugins:
         del values["plugin_options"]
     if other_algorithm or other_plugins:
-        del values["preset"], values["sweep"], values["by_dataset"]  # their values went with them
+        for name in ("preset", *ONE_SETTING):
+            del values[name]  # their values went with them
     return values
 
 
@@ -170,6 +186,7 @@ def _is_given(word: str, arguments: Arguments) -> bool:
 
 def _run(job: Callable[[Any], dict[str, Any]]) -> int:
     from c4rl.training import loop
+    from c4rl.training.parts import LaunchesFailed
     from c4rl.training.summary import failed_runs
 
     try:
@@ -177,6 +194,9 @@ def _run(job: Callable[[Any], dict[str, Any]]) -> int:
     except loop.Interrupted as stop:
         print(f"c4rl: {stop}", file=sys.stderr)
         return 130
+    except LaunchesFailed as failure:
+        print(f"c4rl: {failure}", file=sys.stderr)
+        return 1
     print_summary(summary)
     if (sentence := failed_runs(summary)) is not None:
         print(f"c4rl: {sentence}", file=sys.stderr)
@@ -226,7 +246,8 @@ def print_summary(summary: dict[str, Any], console: Console | None = None) -> No
                     continue
                 result, mark = group[which], MARK if group["failed"] else ""
                 name = [group["name"] if which == "last" else ""] if named else []
-                cells = marked(group, result["scores"], ".1f")
+                own = dict(zip(group["seeds"], marked(group, result["scores"], ".1f"), strict=True))
+                cells = [own.get(seed, "") for seed in summary["seeds"]]
                 table.add_row(*name, checkpoint, f"{result['mean']:.1f}{mark}", show_std(result["std"]), *cells)
         console.print(table)
         for group in groups:

@@ -98,10 +98,11 @@ class Options:
 
 def check_value(field: "dataclasses.Field[Any]", value: Any) -> None:
     """Refuse numbers out of bounds and words that are not choices, alone or in a tuple."""
-    declared = declaration(field)
-    for one in value if isinstance(value, tuple) else (value,):
+    declared, every = declaration(field), value if isinstance(value, tuple) else (value,)
+    fits = not any(isinstance(one, str) for one in every) or _fits(field.type, value)
+    for one in every:
         if isinstance(one, str):
-            holds = (not declared.choices or one in declared.choices) and _fits(field.type, value)
+            holds = (not declared.choices or one in declared.choices) and fits
         else:
             holds = not isinstance(one, int | float) or isinstance(one, bool) or declared.holds(one)
         if not holds:

@@ -11,6 +11,8 @@ EXTRAS = {
     "minari": "minari",
     "onnx": "onnx",
     "d3rlpy": "d3rlpy",
+    "ray": "ray",
+    "optuna": "search",
     "gymnasium_robotics": "robotics",
 }
 

@@ -26,14 +26,17 @@ from c4rl.jobs.presets.c4 import NO_PRESET, PRESETS, preset, values_of
 from c4rl.jobs.presets.published import PUBLISHED as PUBLISHED_SETTINGS
 from c4rl.jobs.presets.published import published_for
 from c4rl.jobs.registry import ALGORITHMS, PLUGINS, algorithm_class, plugin_names
-from c4rl.jobs.sweeps import Swept, differences, parse_by_dataset, parse_sweep, with_values
+from c4rl.jobs.sweeps import Swept, differences, parse_by_dataset, parse_points, parse_sweep, with_values
 
 CONFIG_VERSION = 1
 PUBLISHED = "published"  # the preset of an algorithm's own publication
 MOST = 10**9  # updates, rows
 MOST_SEED = 2**63 - 1
 MOST_RUNS = 10_000
+LONGEST_NAME = 200
 RESUMABLE = ("dataset", "updates", "device", "threads")  # what may change when a job is resumed
+
+ONE_SETTING: dict[str, Any] = {"sweep": (), "points": (), "by_dataset": (), "only": ()}  # no other run beside
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,13 @@ class TrainConfig(Options):
     """One run per seed; they train together."""
     sweep: tuple[str, ...] = option((), incidental=True)
     """Options with several values each, as lambda=0.05,0.1,0.3 K=1,5: every combination is trained with every seed."""
+    points: tuple[str, ...] = option((), incidental=True)
+    """Settings to train, as lambda=0.1,K=5; each is trained with every combination of --sweep and every seed. On the
+    command line, a file holds them."""
     by_dataset: tuple[str, ...] = option((), incidental=True)
     """Options with one value for each of several datasets, in their order, as lambda=0.1,0.3,0.5."""
+    only: tuple[str, ...] = option((), incidental=True)
+    """Train only these runs of the job, by their names in files; all if not given."""
     updates: int = option(100_000, at_least=1, at_most=MOST)
     """Gradient updates of each run's critic (of its policy, where there is none); other stages have options of their
     own."""
@@ -167,12 +175,16 @@ class TrainConfig(Options):
             PLUGINS[name][1].check(plugin_options, algorithm, self.options)
         for task in self.task:
             algorithm.check(self.options, task)
-        runs = len(self.dataset) * math.prod(len(swept.values) for swept in self._sweep) * len(self.seeds)
-        require("sweep", runs <= MOST_RUNS, f"{runs:,} runs", f"at most {MOST_RUNS:,}")
-        both = {s.name for s in self._sweep} & {s.name for s in self._by_dataset}
-        require("by-dataset", not both, f"{' '.join(sorted(both))} in --sweep too", "an option in one of them")
+        points = max(1, len(self.points))
+        runs = len(self.dataset) * points * math.prod(len(swept.values) for swept in self._sweep) * len(self.seeds)
+        flag = "points" if self.points else "sweep"
+        require(flag, runs <= MOST_RUNS, f"{runs:,} runs", f"at most {MOST_RUNS:,}")
+        taken = {"sweep": self._sweep, "points": self._points, "by-dataset": self._by_dataset}
+        for flag, other in (("by-dataset", "sweep"), ("points", "sweep"), ("by-dataset", "points")):
+            both = {s.name for s in taken[flag]} & {s.name for s in taken[other]}
+            require(flag, not both, f"{' '.join(sorted(both))} in --{other} too", "an option in one of them")
         for dataset in range(len(self.dataset)) if self.by_dataset else range(1):
-            for point in self.points(dataset) if self.swept else ():
+            for point in self.settings(dataset) if self.swept else ():
                 self._check_point(point)
 
     @property
@@ -190,31 +202,43 @@ class TrainConfig(Options):
         return parse_by_dataset(self.by_dataset, options, field_names(), len(self.dataset))
 
     @property
+    def _points(self) -> tuple[Swept, ...]:
+        return parse_points(self.points, (self.options, self.plugin_options), tuple(field_names()))
+
+    @property
     def swept(self) -> tuple[Swept, ...]:
         """Options that differ between runs."""
-        return (*self._by_dataset, *self._sweep)
+        return (*self._by_dataset, *self._points, *self._sweep)
 
-    def points(self, dataset: int) -> list[tuple[Any, ...]]:
-        """The values of the swept options that runs on this dataset take."""
+    def settings(self, dataset: int) -> list[tuple[Any, ...]]:
+        """The values of the swept options that runs on this dataset take: every point with every combination."""
         own = tuple(s.values[dataset] for s in self._by_dataset)
-        return [(*own, *point) for point in itertools.product(*(s.values for s in self._sweep))]
+        points = list(zip(*(s.values for s in self._points), strict=True)) or [()]
+        product = list(itertools.product(*(s.values for s in self._sweep)))
+        return [(*own, *point, *swept) for point in points for swept in product]
 
     def at_point(self, values: tuple[Any, ...]) -> "TrainConfig":
         """The config of the runs that take these values of the sweep."""
         options, plugin_options = with_values((self.options, self.plugin_options), self.swept, values)
-        return dataclasses.replace(self, sweep=(), by_dataset=(), options=options, plugin_options=plugin_options)
+        return dataclasses.replace(self, **ONE_SETTING, options=options, plugin_options=plugin_options)
 
     def _check_point(self, values: tuple[Any, ...]) -> None:
         """Refuse values that the flags would refuse, and values that change the length of a stage."""
+        words = ",".join(f"{s.name}={value}" for s, value in zip(self.swept, values, strict=True))
+        if len(words) > LONGEST_NAME:  # runs and their folders are called so
+            raise InputError(f"found settings of {len(words)} characters, expected at most {LONGEST_NAME}: {words}")
         try:
             point = self.at_point(values)
         except InputError as error:
-            flag = "--sweep" if self.sweep else "--by-dataset"
-            raise InputError(f"{flag} {' '.join(self.sweep or self.by_dataset)}: {error}") from None
+            by_dataset = f"--by-dataset {' '.join(self.by_dataset)}"
+            given = (
+                f"--sweep {' '.join(self.sweep)}" if self.sweep else f"--points {words}" if self.points else by_dataset
+            )
+            raise InputError(f"{given}: {error}") from None
         plan = algorithm_class(self.algorithm).plan
         if _lengths(plan(point.options, self.updates)) != _lengths(plan(self.options, self.updates)):
-            words = " ".join(f"{s.name}={value}" for s, value in zip(self.swept, values, strict=True))
-            raise InputError(f"--sweep: {words} changes the length of a stage, expected runs that all take as long")
+            flag = "--points" if self.points else "--sweep"
+            raise InputError(f"{flag}: {words} changes the length of a stage, expected runs that all take as long")
 
 
 def _lengths(stages: tuple[Stage, ...]) -> list[Stage]:

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from c4rl.core.errors import InputError
 from c4rl.core.options import declaration, may_differ, stacked
-from c4rl.jobs.config import TrainConfig
+from c4rl.jobs.config import ONE_SETTING, TrainConfig
 from c4rl.jobs.registry import PLUGINS, algorithm_class, plugin_names
 from c4rl.jobs.sweeps import RunOptions
 
@@ -69,13 +70,26 @@ def as_runs(runs: Sequence[Run | int]) -> tuple[Run, ...]:
 
 def runs_of(config: TrainConfig) -> tuple[Run, ...]:
     """Datasets outermost, seeds innermost."""
+    runs = _all_runs(config)
+    if not config.only:
+        return runs
+    names, wanted = [file_name(run.key) for run in runs], set(config.only)
+    if (unknown := wanted - set(names)) or len(wanted) < len(config.only):
+        found = f"no run '{min(unknown)}'" if unknown else "a run twice"
+        raise InputError(f"--only: found {found}, expected some of {', '.join(names)}, each once")
+    kept = [run for run, name in zip(runs, names, strict=True) if name in wanted]
+    data = {old: new for new, old in enumerate(dict.fromkeys(run.data for run in kept))}  # others are not prepared
+    return tuple(replace(run, data=data[run.data]) for run in kept)
+
+
+def _all_runs(config: TrainConfig) -> tuple[Run, ...]:
     plain = len(config.dataset) == 1 and not config.swept
     if plain:
         return tuple(Run(seed, seed) for seed in config.seeds)
     labels = dataset_labels(config.dataset) if len(config.dataset) > 1 else [""]
     swept, runs = config.swept, []
     data: dict[Hashable, int] = {}  # what decides on a run's rows -> its number
-    points = [(dataset, point) for dataset in range(len(labels)) for point in config.points(dataset)]
+    points = [(dataset, point) for dataset in range(len(labels)) for point in config.settings(dataset)]
     for (dataset, point), seed in itertools.product(points, config.seeds):
         pairs = list(zip(swept, point, strict=True))
         rows = dataset, *(value for s, value in pairs if declaration(s.field).chooses_rows)
@@ -111,7 +125,7 @@ def run_config(config: TrainConfig, run: Run) -> TrainConfig:
     """The config of a job of this run alone."""
     dataset, task = config.dataset[run.dataset], config.tasks[run.dataset]
     point = config.at_point(tuple(value for _, value in run.values)) if run.values else config
-    return replace(point, dataset=(dataset,), task=(task,), seeds=(run.seed,), sweep=(), by_dataset=(), ensemble=0)
+    return replace(point, dataset=(dataset,), task=(task,), seeds=(run.seed,), ensemble=0, **ONE_SETTING)
 
 
 def data_configs(config: TrainConfig) -> list[TrainConfig]:

@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rich.console import Console
+
 from c4rl.algorithms.algorithm import Stage
 from c4rl.core.declarations import plain_name
 from c4rl.core.errors import InputError
@@ -22,7 +24,10 @@ from c4rl.jobs.sweeps import differences
 from c4rl.results.store import Entry, Store, entries_of
 from c4rl.results.table_text import short
 from c4rl.results.tables import Method, ResultTable, datasets, identities
+from c4rl.training import ray_engine
 from c4rl.training.loop import Interrupted, resume, train
+from c4rl.training.ray_engine import RayOptions
+from c4rl.training.run_directory import was_begun
 from c4rl.training.summary import failed_runs
 
 RETRY_SECONDS = 0.002
@@ -155,7 +160,7 @@ def run_jobs(jobs: Sequence[Job], store: Store, minutes: float) -> int:
         try:
             if not (output / "summary.json").exists():
                 with stopped_after(deadline - time.monotonic()):
-                    summary = resume(output) if _was_begun(output) else train(job.config)
+                    summary = resume(output) if was_begun(output) else train(job.config)
                 if (sentence := failed_runs(summary)) is not None:
                     print(f"{output.name}: {sentence}")
         except (Interrupted, KeyboardInterrupt) as stop:
@@ -172,13 +177,37 @@ def run_jobs(jobs: Sequence[Job], store: Store, minutes: float) -> int:
     return 1 if failed else 0
 
 
-def _was_begun(output: Path) -> bool:
-    """A folder without a config is that of a job that was killed while it was made: it is removed."""
-    if output.is_dir() and not (output / "config.json").exists():
-        for unfinished in output.glob(".*"):
-            unfinished.unlink()
-        output.rmdir()
-    return output.exists()
+def run_jobs_on_ray(jobs: Sequence[Job], store: Store, minutes: float, options: RayOptions) -> int:
+    """All launches of all jobs at once on a cluster; exit codes as above."""
+    deadline, code, console, begun = time.monotonic() + 60 * minutes, 0, Console(), []
+
+    def add(output: Path, summary: dict[str, Any]) -> None:
+        if (sentence := failed_runs(summary)) is not None:
+            print(f"{output.name}: {sentence}")
+        print(f"{output.name}: {len(store.add(entries_of(output)))} runs added to the store")
+
+    with ray_engine.cluster(options, console) as ray:
+        for job in jobs:
+            output = job.config.output
+            try:
+                old = was_begun(output)
+                found = ray_engine.begun_job(output, options) if old else ray_engine.new_job(job.config, options)
+            except InputError as error:
+                print(f"{output.name}: failed, going on with the next: {error}")
+                code = 1
+                continue
+            if isinstance(found, dict):
+                add(output, found)
+            else:
+                begun.append(found)
+        for one, end in ray_engine.run_jobs(begun, options, console, ray, deadline) if begun else ():
+            if isinstance(end, dict):
+                add(one.config.output, end)
+                continue
+            print(f"{one.config.output.name}: {end}")
+            stopped = 3 if time.monotonic() >= deadline else 130
+            code = max(code, stopped if isinstance(end, Interrupted) else 1)
+    return code
 
 
 @contextmanager

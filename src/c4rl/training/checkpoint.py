@@ -4,7 +4,7 @@ Random numbers are a function of (seed, stream, update), so the update's number 
 """
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -117,6 +117,19 @@ def save_policies(
         str(run): asdict(PolicyFacts(len(policy.weights), policy.squash, update[run], failed.get(run, "")))
         for run, policy in policies.items()
     }
+    with replacing(path) as temporary:
+        save_file(arrays, temporary, {"schema": SCHEMA, "kind": "policies", "facts": json.dumps(facts)})
+
+
+def join_policies(parts: Sequence[Path], path: Path) -> None:
+    """One file with the policies of several, which have different runs."""
+    arrays: dict[str, np.ndarray] = {}
+    facts: dict[str, Any] = {}
+    for part in parts:
+        load_policies(part)  # whole, as they should be
+        with _opened(part, "policies", framework="np") as file:
+            arrays |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            facts |= json.loads(file.metadata()["facts"])
     with replacing(path) as temporary:
         save_file(arrays, temporary, {"schema": SCHEMA, "kind": "policies", "facts": json.dumps(facts)})
 

@@ -46,6 +46,7 @@ from c4rl.training.display import Display
 from c4rl.training.evaluation import HeldOutEvaluation, SimulatorEvaluation
 from c4rl.training.gradient_cosines import gradient_cosines
 from c4rl.training.launch import Launch, launches_of
+from c4rl.training.parts import is_in_parts
 from c4rl.training.preparation import (
     ALL_THREADS,
     Preparation,
@@ -85,8 +86,10 @@ def train(config: TrainConfig, console: Console | None = None) -> dict[str, Any]
 def resume(path: Path, console: Console | None = None, *, allow_import: bool = False, **changes: Any) -> dict[str, Any]:
     """Continue an interrupted job from its last checkpoint. changes: of `RESUMABLE` options."""
     config = job_config(path, allow_import)
+    if is_in_parts(path):
+        raise InputError(f"{path}: found a job begun with --engine ray, expected --engine ray with --resume")
     if changes:
-        config = _changed(config, changes)
+        config = changed(config, changes)
     preparations, device = prepare_all(config), choose_device(config.device)
     directory = RunDirectory(path)
     directory.reopen(config)
@@ -103,7 +106,7 @@ def resume(path: Path, console: Console | None = None, *, allow_import: bool = F
     return trainer.run()
 
 
-def _changed(began: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
+def changed(began: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
     """A job's config with changes that leave its runs the same."""
     assert changes.keys() <= set(RESUMABLE)
     config = replace(began, **changes)

@@ -20,6 +20,10 @@ from c4rl.jobs.runs import Run, RunKey, file_name, key_of, runs_of
 NOT_FINITE = ("nan", "inf", "-inf")  # as `jsonable` writes them
 
 
+class InUse(InputError):
+    """Another process holds the folder's lock, perhaps not for long."""
+
+
 class RunDirectory:
     """config.json, metrics.jsonl, checkpoint.safetensors (and kept ones), policy_{last,best,selected}.safetensors,
     summary.json, tensorboard."""
@@ -108,9 +112,7 @@ class RunDirectory:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._lock.close()
-            raise InputError(
-                f"{self.path}: in use by another c4rl process, expected a folder that none is using"
-            ) from None
+            raise InUse(f"{self.path}: in use by another c4rl process, expected a folder that none is using") from None
 
     def log(self, update: int, per_run: Mapping[RunKey, dict[str, Any]]) -> None:
         """A line of metrics.jsonl for each run, all in one go; and the numbers to TensorBoard."""
@@ -165,6 +167,16 @@ def check_new_output(path: Path) -> None:
     parent = next(p for p in path.absolute().parents if p.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         raise InputError(f"--output {path}: cannot be created, '{parent}' is not a folder that can be written to")
+
+
+def was_begun(path: Path) -> bool:
+    """Whether there is a job to resume. A folder without a config is that of a job that was killed while it was made:
+    it is removed."""
+    if path.is_dir() and not (path / "config.json").exists():
+        for unfinished in path.glob(".*"):
+            unfinished.unlink()
+        path.rmdir()
+    return path.exists()
 
 
 def check_new_file(flag: str, path: Path) -> None:

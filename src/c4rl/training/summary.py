@@ -88,7 +88,7 @@ def summarise(
         "environment": simulator(*(preparation.task for preparation in preparations)),
         "algorithm": config.algorithm,
         "plugins": [name for name in config.plugins if name != "none"],
-        "seeds": list(config.seeds),
+        "seeds": list(dict.fromkeys(run.seed for run in runs)),
         "updates": config.updates,
         "dataset": _one_or_all([preparation.facts for preparation in preparations]),
         "score": " and ".join(dict.fromkeys(group["score"] for group in groups)),

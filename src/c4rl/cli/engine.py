@@ -1,0 +1,60 @@
+"""--engine: where the launches of a job are trained."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from rich.console import Console
+
+from c4rl.cli.parsing import Arguments, flags_of, parse
+from c4rl.core.declarations import Options, flag_of, option
+from c4rl.core.errors import InputError
+
+if TYPE_CHECKING:
+    from c4rl.jobs.config import TrainConfig
+    from c4rl.training.ray_engine import RayOptions
+
+
+@dataclass(frozen=True)
+class EngineFlags(Options):
+    engine: Literal["local", "ray"] = "local"
+    """Train in this process, or the launches of the job on a Ray cluster, whose nodes share the storage of --output
+    and --dataset. --threads then sets the CPUs of each launch (1 if not given)."""
+    address: str = "auto"
+    """With --engine ray: HOST:PORT of the cluster, or auto for the one that this machine belongs to."""
+    num_gpus: float = option(0.0, at_least=0, at_most=1)
+    """With --engine ray: the GPU of each launch, or a share of it; 0: launches train on CPUs."""
+    retries: int = option(3, at_least=0, at_most=1000)
+    """With --engine ray: how often a launch goes on elsewhere after its process or node has died."""
+
+    def check(self) -> None:
+        changed = [f for f in fields(self) if f.name != "engine" and getattr(self, f.name) != f.default]
+        if self.engine == "local" and changed:
+            raise InputError(f"--{flag_of(changed[0].name)}: found without --engine ray, expected it with that")
+
+
+def engine_of(command: str, arguments: Arguments) -> "RayOptions | None":
+    """None: this process."""
+    without_help = [argument for argument in arguments if argument not in ("-h", "--help")]
+    flags = EngineFlags(**parse(command, without_help, flags_of(EngineFlags), others_follow=True))
+    if flags.engine == "local":
+        return None
+
+    from c4rl.training.ray_engine import RayOptions
+
+    return RayOptions(flags.address, flags.num_gpus, flags.retries)
+
+
+def on_ray(options: "RayOptions", job: "TrainConfig | Path", **how: Any) -> dict[str, Any]:
+    """The summary of a new job, or of one to resume; raises what ended it."""
+    from c4rl.training.ray_engine import begun_job, cluster, new_job, run_jobs
+
+    console = Console()
+    with cluster(options, console) as ray:
+        begun = begun_job(job, options, **how) if isinstance(job, Path) else new_job(job, options)
+        if isinstance(begun, dict):
+            return begun
+        ((_, end),) = run_jobs([begun], options, console, ray)
+    if isinstance(end, Exception):
+        raise end
+    return end

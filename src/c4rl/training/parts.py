@@ -1,0 +1,147 @@
+"""A job in parts: a run folder for each launch, trained anywhere, and joined to the folder of one job at the end."""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from c4rl.core.errors import InputError
+from c4rl.core.files import write_json
+from c4rl.core.typed_json import jsonable
+from c4rl.environments.tasks import physics, simulator
+from c4rl.jobs.config import TrainConfig
+from c4rl.jobs.runs import Run, file_name, key_of, launch_groups, runs_of
+from c4rl.training.checkpoint import Progress, join_policies, load_checkpoint, load_policies, save_checkpoint
+from c4rl.training.evaluation import SimulatorEvaluation
+from c4rl.training.preparation import Preparation
+from c4rl.training.run_directory import RunDirectory, read_metrics
+from c4rl.training.summary import FAILED, Record, summarise
+
+LAUNCHES = "launches"  # the folder of the parts, until they are joined
+
+
+class LaunchesFailed(Exception):
+    """Some parts ended without finishing; the sentence says how to go on."""
+
+
+def parts_of(config: TrainConfig, preparations: Sequence[Preparation], device: torch.device) -> list[TrainConfig]:
+    """The job of each launch: split by the config and its data alone, so that any cluster rounds alike."""
+    groups = launch_groups(config, runs_of(config), [len(p.train) for p in preparations], device)
+    digits = len(str(len(groups)))
+    return [
+        replace(
+            config,
+            only=tuple(file_name(run.key) for run in group),
+            output=config.output / LAUNCHES / f"{number:0{digits}}",
+            ensemble=0,  # its members may be in several parts
+        )
+        for number, group in enumerate(groups, 1)
+    ]
+
+
+def place_file(folder: Path) -> Path:
+    """Where a launch was last begun: beside its folder."""
+    return folder.with_name(f"{folder.name}.json")
+
+
+def is_in_parts(folder: Path) -> bool:
+    return (folder / LAUNCHES).is_dir()
+
+
+def join(
+    directory: RunDirectory, config: TrainConfig, preparations: Sequence[Preparation], parts: Sequence[TrainConfig]
+) -> dict[str, Any]:
+    """Make the folder that one process would have left, then drop the parts. Killed anywhere, it can be done again."""
+    folders, runs = [part.output for part in parts], runs_of(config)
+    found = [load_checkpoint(folder / "checkpoint.safetensors") for folder in folders]
+    progress = _joined([own for _, own in found])
+    progress.dataset_sha256 = ",".join(p.facts["sha256"] for p in preparations)
+    progress.settings, progress.environment = directory.settings, simulator(*(p.task for p in preparations))
+    _check_simulators([own.environment for _, own in found], progress.environment, config.output)
+    logs = [read_metrics(folder / "metrics.jsonl", {run.key for run in runs}) for folder in folders]
+    longest = next(log for log, (_, own) in zip(logs, found, strict=True) if own.update == progress.update)
+    evaluated = sorted({line["update"] for line in longest if _is_scored(line)})
+    logs = [_completed(log, own.update, evaluated) for log, (_, own) in zip(logs, found, strict=True)]
+    lines = _in_order(logs, runs)
+    directory.rewind(lines)
+    for which in ("last", "best"):
+        files = [folder / f"policy_{which}.safetensors" for folder in folders]
+        if files[0].exists():  # without a simulator there is no best one
+            join_policies(files, directory.policy(which))
+    states = {key: state for own, _ in found for key, state in own.items()}
+    save_checkpoint(directory.checkpoint, states, progress)
+    for events in [path for folder in folders for path in (folder / "tensorboard").glob("*")]:
+        (directory.path / "tensorboard").mkdir(exist_ok=True)
+        events.replace(directory.path / "tensorboard" / events.name)
+    records = [line for line in lines if _is_scored(line)]
+    ensembles = _ensembles(config, preparations, directory, progress) if config.ensemble else {}
+    summary = summarise(config, runs, preparations, records, ensembles, progress, torch.device(config.device))
+    write_json(directory.path / "summary.json", jsonable(summary))
+    drop_parts(directory.path)
+    return summary
+
+
+def drop_parts(folder: Path) -> None:
+    shutil.rmtree(folder / LAUNCHES, ignore_errors=True)
+
+
+def _is_scored(line: Record) -> bool:
+    return any(name == "score" or name.endswith("_rmse") for name in line)
+
+
+def _completed(lines: list[Record], ended: int, evaluated: Sequence[int]) -> list[Record]:
+    """A launch of which all runs failed ended early. In company its kept policies would have been scored again with
+    the others: to the same numbers, since the episodes are the same."""
+    kept = [line for line in lines if not _is_scored(line) or line["update"] in evaluated]
+    last = {key_of(line): line for line in lines if _is_scored(line)}
+    return kept + [line | {"update": update} for update in evaluated if update > ended for line in last.values()]
+
+
+def _in_order(parts: Sequence[list[Record]], runs: Sequence[Run]) -> list[Record]:
+    """Lines as one process writes them: update by update failures, reports and losses by launch, then scores by run."""
+    place, keyed = {run.key: number for number, run in enumerate(runs)}, []
+    for part, lines in enumerate(parts):
+        seen: dict[tuple[Any, int], int] = {}
+        for line in lines:
+            key, update = key_of(line), line["update"]
+            if _is_scored(line):
+                order = (update, 2, 0, 0, place[key])
+            elif FAILED in line:
+                order = (update, 0, 0, part, place[key])
+            else:
+                nth = seen[key, update] = seen.get((key, update), -1) + 1
+                order = (update, 1, nth, part, place[key])
+            keyed.append((order, line))
+    return [line for _, line in sorted(keyed, key=lambda pair: pair[0])]
+
+
+def _joined(parts: Sequence[Progress]) -> Progress:
+    """Seconds are summed, as if one device had done the parts in turn."""
+    total = {
+        name: sum(getattr(part, name) for part in parts)
+        for name in ("training_seconds", "clustering_seconds", "evaluation_seconds", "run_updates")
+    }
+    frozen = {run: failure for part in parts for run, failure in part.frozen.items()}
+    return replace(parts[0], update=max(part.update for part in parts), frozen=frozen, pending=[], **total)
+
+
+def _check_simulators(found: Sequence[str | None], expected: str | None, folder: Path) -> None:
+    """Each part names the simulators of its own tasks."""
+    known = set(physics(expected or "").split(" and "))
+    for name in found:
+        if not set(physics(name or "").split(" and ")) <= known:
+            raise InputError(f"{folder}: found scores of {name}, expected those of {expected}: they do not compare")
+
+
+def _ensembles(
+    config: TrainConfig, preparations: Sequence[Preparation], directory: RunDirectory, progress: Progress
+) -> dict[str, list[Record]]:
+    sound = [run for run in runs_of(config) if str(run.key) not in progress.frozen]
+    evaluation = SimulatorEvaluation(config, preparations)
+    try:
+        return evaluation.ensembles(sound, load_policies(directory.policy("last")))
+    finally:
+        evaluation.close()
