@@ -61,6 +61,7 @@ _LOCOMOTION = {
     "walker2d": ("Walker2d-v4", 17, 6, 1.629008, 4592.3),
     "ant": ("Ant-v4", 27, 8, -325.6, 3879.7),
 }
+ROBOTS = tuple(_LOCOMOTION)
 _QUALITIES = ("expert", "medium", "medium-replay", "medium-expert", "full-replay")
 # (samples, trajectories) in the order of _QUALITIES
 _LOCOMOTION_DATA = {
