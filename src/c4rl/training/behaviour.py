@@ -80,8 +80,8 @@ class BehaviourConfig(Options):
     """Steps between two snapshots of the policies."""
     evaluate_every: int = option(50_000, at_least=1, at_most=10**9)
     """Steps between two evaluations of the policies, without noise."""
-    evaluation_episodes: int = option(5, at_least=1, at_most=1000)
-    """Episodes of an evaluation."""
+    evaluation_episodes: int = option(5, at_least=0, at_most=1000)
+    """Episodes of an evaluation; 0: none."""
     checkpoint_every: int = option(250_000, at_least=1, at_most=10**9)
     """Steps between two checkpoints, from which a killed training goes on; they hold all rows."""
     device: str = option("auto", incidental=True)
@@ -211,7 +211,7 @@ class BehaviourTraining:
         fresh = True  # new episodes are to begin
         with (
             Collector(self.task, config.seeds, config.envs, workers) as collector,
-            EvaluationPool(self.task, 1) as pool,
+            EvaluationPool(self.task, 1) if config.evaluation_episodes else nullcontext() as pool,
         ):
             while self.steps < config.steps and (seconds is None or time.monotonic() - began < seconds):
                 before = self.steps
@@ -241,7 +241,7 @@ class BehaviourTraining:
                 if due(config.snapshot_every):
                     self._save_snapshot()
                     self._log()
-                if due(config.evaluate_every):
+                if pool is not None and due(config.evaluate_every):
                     returns = pool.submit(_mean_policies(self.policies()), config.evaluation_episodes, EVALUATION_SEED)
                     self._evaluations.append((self.steps, returns))
                 self._log_evaluations()
