@@ -28,6 +28,7 @@ from c4rl.cli import (
     ope,
     report,
     table,
+    train_behaviour,
     watch,
 )
 from c4rl.cli.train import config_of
@@ -37,6 +38,7 @@ from c4rl.diagnostics.fitted_q import FittedQConfig
 from c4rl.jobs.config import TrainConfig, to_json
 from c4rl.jobs.registry import ALGORITHMS, PLUGINS
 from c4rl.results.speed import SpeedOptions
+from c4rl.training.behaviour import BehaviourConfig
 from tests.cli.support import run
 
 
@@ -68,6 +70,8 @@ OWNERS = [
     Owner("ope", ope.Flags, ("ope", "absent")),
     Owner("fitted Q evaluation", FittedQConfig, ("ope", "absent")),
     Owner("data record", data.RecordFlags, ("data", "record", "maze2d-open-v0", "--output", "new.npz")),
+    Owner("data train-behaviour", train_behaviour.Flags, ("data", "train-behaviour", "absent", "--output", "new")),
+    Owner("behaviour agents", BehaviourConfig, ("data", "train-behaviour", "absent", "--output", "new")),
     Owner("data info", data.InfoFlags, ("data", "info", "absent.npz")),
     Owner("data convert", data.ConvertFlags, ("data", "convert", "absent.npz", "new.npz")),
     Owner("data fetch", data.FetchFlags, ("data", "fetch", "none")),

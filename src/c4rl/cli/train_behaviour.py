@@ -11,7 +11,7 @@ from c4rl.core.errors import InputError
 
 
 @dataclass(frozen=True)
-class _Flags(Options):
+class Flags(Options):
     robots: tyro.conf.Positional[tuple[str, ...]]
     """hopper, halfcheetah, walker2d, ant, or tasks of `c4rl tasks` in whose simulators agents learn."""
     output: Path
@@ -33,9 +33,9 @@ def train_behaviour(arguments: Arguments) -> int:
     from c4rl.training.behaviour import BehaviourConfig, train_together
 
     settings = [flag for flag in flags_of(BehaviourConfig) if flag.field.name != "task"]
-    flags = [*flags_of(_Flags), *settings]
+    flags = [*flags_of(Flags), *settings]
     values = parse("data train-behaviour", arguments, flags, description=train_behaviour.__doc__)
-    own = _Flags(**{flag.field.name: values.pop(flag.field.name) for flag in flags_of(_Flags)})
+    own = Flags(**{flag.field.name: values.pop(flag.field.name) for flag in flags_of(Flags)})
     count = len(own.robots)
     workers = max(1, (available_cores() - 1) // count) if own.workers is None else own.workers
     configs = [BehaviourConfig(f"{robot}-expert" if robot in ROBOTS else robot, **values) for robot in own.robots]

@@ -25,6 +25,7 @@ import numpy as np
 from c4rl.core.behaviour_policy import BehaviourPolicy
 from c4rl.core.errors import InputError
 from c4rl.core.files import replacing, write_json
+from c4rl.data.behaviour_agents import RANDOM
 from c4rl.data.policy_files import read_policies
 from c4rl.environments.evaluation import MAX_WORKERS, SINGLE_THREAD, available_cores
 from c4rl.environments.tasks import Task
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 Array = np.ndarray
 
-RANDOM = "random"
 BLOCK = 2000  # rows: a second or two, which is what a killed recording loses
 PER_ROW = ("observations", "actions", "rewards", "next_observations")
 
@@ -68,8 +68,8 @@ def find_behaviours(given: Sequence[str], task: Task) -> list[Behaviour]:
         found += [Behaviour(file, k if count > 1 else None, sha256) for k in snapshots]
     if not found:
         raise InputError(
-            f"policy: found none, expected at least one file for '{task.name}', or {RANDOM}; only Maze2D tasks have a "
-            "scripted behaviour"
+            f"policy: found none, expected at least one file for '{task.name}', or {RANDOM}; only Maze2D and "
+            "locomotion tasks have a behaviour of their own"
         )
     return found
 
