@@ -245,7 +245,7 @@ def test_flags_are_told_apart(owner: Owner) -> None:
 def _made(kind: type, **values: Any) -> None:
     """With what has no default filled in."""
     required = {"algorithm": "td3_bc", "dataset": Path("d"), "task": "none", "output": Path("o"), "folder": Path("f")}
-    required |= {"name": "n", "files": ("in", "out")}
+    required |= {"name": "n", "files": ("in", "out"), "robots": ("hopper",)}
     names = {f.name for f in dataclasses.fields(kind) if f.default is f.default_factory is dataclasses.MISSING}
     kind(**{name: value for name, value in required.items() if name in names} | values)
 

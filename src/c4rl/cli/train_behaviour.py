@@ -13,7 +13,8 @@ from c4rl.core.errors import InputError
 @dataclass(frozen=True)
 class Flags(Options):
     robots: tyro.conf.Positional[tuple[str, ...]]
-    """hopper, halfcheetah, walker2d, ant, or tasks of `c4rl tasks` in whose simulators agents learn."""
+    """hopper, halfcheetah, walker2d, ant, goal-ant (AntMaze's ant, which learns to walk in any direction), or tasks of
+    `c4rl tasks` in whose simulators agents learn."""
     output: Path
     """Folder of the training, or of one folder per robot; where it holds this very training, that goes on."""
     seconds: float | None = option(None, above=0, at_most=1e9)

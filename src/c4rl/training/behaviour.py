@@ -34,6 +34,7 @@ from c4rl.core.version import __version__
 from c4rl.data.collection import GROUP, Collector
 from c4rl.data.policy_files import write_gaussian
 from c4rl.environments.evaluation import EvaluationPool
+from c4rl.environments.making import make_environment, symmetries_of
 from c4rl.environments.tasks import Task, get_task, missing, simulator
 from c4rl.plugins.layer_norm import LayerNorm, LayerNormConfig
 from c4rl.plugins.seams import Plugins
@@ -163,6 +164,7 @@ class BehaviourTraining:
         self.task: Task = get_task(config.task)
         self.device = choose_device(config.device)
         space = _action_space(self.task)
+        self.turns = _turns(self.task, config.batch_size, self.device)
         self.low, self.high = np.asarray(space.low, np.float32), np.asarray(space.high, np.float32)
         assert self.task.observation_dim is not None and self.task.action_dim is not None
         widths = self.task.observation_dim, self.task.action_dim
@@ -186,7 +188,11 @@ class BehaviourTraining:
 
     def _update(self, step: int) -> dict[str, Tensor]:
         self.step.add_(1)
-        batch = self.replay.buffer.gather(self.sampler.rows(self.streams, self.config.batch_size))
+        buffer, rows = self.replay.buffer, self.sampler.rows(self.streams, self.config.batch_size)
+        batch = buffer.gather(rows)
+        if self.turns is not None:  # an equal part of the batch by each symmetry
+            packed = buffer.packed.index_select(0, rows.flatten()).view(*rows.shape, -1)
+            batch = buffer.unpack((packed.unflatten(1, (len(self.turns), -1)) @ self.turns).flatten(1, 2))
         return {name: value.detach() for name, value in self.algorithm.update(batch, step, batch).items()}
 
     def _updates_of(self, block: int) -> int:
@@ -335,9 +341,21 @@ class BehaviourTraining:
             temporary.write_text("".join(f"{line}\n" for line in kept))
 
 
-def _action_space(task: Task) -> Any:
-    from c4rl.environments.making import make_environment
+def _turns(task: Task, batch_size: int, device: torch.device) -> Tensor | None:
+    """The simulator's symmetries as matrices on packed rows, [K, width, width]."""
+    if (found := symmetries_of(task)) is None:
+        return None
+    observations, actions = (torch.from_numpy(matrices).to(device) for matrices in found)
+    if batch_size % len(observations):
+        raise InputError(
+            f"--batch-size: found {batch_size}, expected a multiple of {len(observations)} for {task.name}"
+        )
+    same = torch.ones(1, 1, device=device)
+    pairs = zip(observations, actions, strict=True)
+    return torch.stack([torch.block_diag(s, a, s, a, same, same, same) for s, a in pairs])
 
+
+def _action_space(task: Task) -> Any:
     environment = make_environment(task)
     try:
         return environment.action_space
