@@ -9,7 +9,7 @@ from typing import Any
 
 from c4rl.core.errors import InputError
 from c4rl.core.files import read_json
-from c4rl.environments.tasks import ROBOTS, TASKS, Task, get_task
+from c4rl.environments.tasks import GOAL_ANT, ROBOTS, TASKS, Task, get_task
 
 FOLDER = Path(__file__).parent / "behaviour"
 CARDS = FOLDER / "cards.json"
@@ -35,8 +35,13 @@ def shipped_policies(task: Task, kind: str) -> tuple[list[str], str]:
     """Policies for `c4rl data record`, in the order of their rows, and how they were chosen, in words."""
     if kind == RANDOM:
         return [RANDOM], "uniform actions"
-    robot = task.name.partition("-")[0]
+    robot = task.name.partition("-")[0] if task.domain == "locomotion" else GOAL_ANT.name
     card = cards().get(robot)
+    if task.domain == "antmaze" and card is not None:
+        agent = (
+            f"{FOLDER / card['file']}@{card['expert']}" if len(card["snapshots"]) > 1 else str(FOLDER / card["file"])
+        )
+        return [agent], "c4rl's goal-reaching ant along shortest paths"
     if task.domain != "locomotion" or card is None:
         return [], ""
     steps = [snapshot["steps"] for snapshot in card["snapshots"]]

@@ -76,6 +76,14 @@ def _safetensors(path: Path) -> dict[str, Array]:
     return arrays | {name: np.array(words[name]) for name in WORDS if name in words}
 
 
+def trained_for(path: Path) -> str | None:
+    """The task that a behaviour agent's file was trained in, where it says so."""
+    if path.suffix != SAFETENSORS:
+        return None
+    with safe_open(path, framework="numpy") as file:
+        return (file.metadata() or {}).get("task")
+
+
 def write_gaussian(path: Path, arrays: Mapping[str, Array], facts: Mapping[str, str]) -> None:
     """A Gaussian policy, or snapshots of one, as safetensors. arrays: as docs/recording.md has them. facts: more for
     the header."""
