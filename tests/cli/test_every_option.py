@@ -29,6 +29,7 @@ from c4rl.cli import (
     ope,
     report,
     table,
+    train_behaviour,
     watch,
 )
 from c4rl.cli.train import config_of
@@ -38,6 +39,7 @@ from c4rl.diagnostics.fitted_q import FittedQConfig
 from c4rl.jobs.config import TrainConfig, to_json
 from c4rl.jobs.registry import ALGORITHMS, PLUGINS
 from c4rl.results.speed import SpeedOptions
+from c4rl.training.behaviour import BehaviourConfig
 from tests.cli.support import run
 
 
@@ -69,6 +71,8 @@ OWNERS = [
     Owner("ope", ope.Flags, ("ope", "absent")),
     Owner("fitted Q evaluation", FittedQConfig, ("ope", "absent")),
     Owner("data record", data.RecordFlags, ("data", "record", "maze2d-open-v0", "--output", "new.npz")),
+    Owner("data train-behaviour", train_behaviour.Flags, ("data", "train-behaviour", "absent", "--output", "new")),
+    Owner("behaviour agents", BehaviourConfig, ("data", "train-behaviour", "absent", "--output", "new")),
     Owner("data info", data.InfoFlags, ("data", "info", "absent.npz")),
     Owner("data convert", data.ConvertFlags, ("data", "convert", "absent.npz", "new.npz")),
     Owner("data fetch", data.FetchFlags, ("data", "fetch", "none")),
@@ -244,7 +248,7 @@ def test_flags_are_told_apart(owner: Owner) -> None:
 def _made(kind: type, **values: Any) -> None:
     """With what has no default filled in."""
     required = {"algorithm": "td3_bc", "dataset": Path("d"), "task": "none", "output": Path("o"), "folder": Path("f")}
-    required |= {"name": "n", "files": ("in", "out")}
+    required |= {"name": "n", "files": ("in", "out"), "robots": ("hopper",)}
     names = {f.name for f in dataclasses.fields(kind) if f.default is f.default_factory is dataclasses.MISSING}
     kind(**{name: value for name, value in required.items() if name in names} | values)
 

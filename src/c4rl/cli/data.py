@@ -14,33 +14,50 @@ from c4rl.core.declarations import Options, option
 from c4rl.core.errors import InputError
 from c4rl.core.subset_kinds import SubsetKind
 
+ALL_LOCOMOTION = "all-locomotion"
 DOWNLOAD = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
 
 
 @dataclass(frozen=True)
 class RecordFlags(Options):
     task: tyro.conf.Positional[str]
-    """A task of `c4rl tasks`."""
+    """A task of `c4rl tasks`, ROBOT-random, or all-locomotion: the twenty sets of the paper's table."""
     output: Path
-    """New npz file."""
+    """New npz file; for all-locomotion, a folder."""
     size: int = option(10_000, at_least=1, at_most=10**9)
     """Transitions."""
     seed: int = option(0, at_least=0, at_most=2**63 - 1)
     """The same seed gives the same bytes."""
     policy: tuple[str, ...] = ()
     """For all tasks but Maze2D: policy files, which record equal shares in this order. A file of snapshots stands for
-    all of them, FILE@2-5 for some; random: uniform actions."""
+    all of them, FILE@2-5 for some; random: uniform actions. Locomotion without it: the package's own agents."""
+
+    def check(self) -> None:
+        if self.task == ALL_LOCOMOTION and self.policy:
+            raise InputError(f"--policy: found {self.policy[0]}, expected none for {ALL_LOCOMOTION}")
 
 
 def record(arguments: Arguments) -> int:
-    """Record a dataset: Maze2D with its scripted controller, other tasks with policies; run it again to go on."""
+    """Record a dataset with a scripted controller, the package's own agents or your policies; run it again to go on."""
     flags = parse_as(RecordFlags, "data record", arguments, record.__doc__)
 
     from c4rl.data.recording import record as record_dataset
+    from c4rl.data.recording import record_all_locomotion
 
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         blocks = bar.add_task("recording", total=None)
+        if flags.task == ALL_LOCOMOTION:
+            paths = record_all_locomotion(
+                flags.size,
+                flags.seed,
+                flags.output,
+                progress=lambda name, done, expected: bar.update(
+                    blocks, description=name, completed=done, total=expected
+                ),
+            )
+            print(f"{flags.output}: {len(paths)} sets of {flags.size:,} transitions, called c4rl/...")
+            return 0
         metadata = record_dataset(
             flags.task,
             flags.size,

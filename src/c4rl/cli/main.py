@@ -27,6 +27,7 @@ from c4rl.cli import (
     table,
     tasks,
     train,
+    train_behaviour,
     watch,
 )
 from c4rl.cli.parsing import Arguments
@@ -37,6 +38,7 @@ from c4rl.core.version import __version__
 COMMANDS: dict[str, Callable[[Arguments], int]] = {
     "demo": demo.demo,
     "data record": data.record,
+    "data train-behaviour": train_behaviour.train_behaviour,
     "data info": data.info,
     "data convert": data.convert,
     "data fetch": data.fetch,

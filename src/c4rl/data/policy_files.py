@@ -1,18 +1,25 @@
-"""Policies in npz files, to record data with: those of `c4rl export`, and Gaussian ones (docs/recording.md)."""
+"""Policies in npz and safetensors files, to record data with: those of `c4rl export`, and Gaussian ones
+(docs/recording.md)."""
 
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import save_file
 
-from c4rl.core.behaviour_policy import BehaviourPolicy
+from c4rl.core.behaviour_policy import LOG_STD_BOUNDS, BehaviourPolicy
 from c4rl.core.errors import InputError
+from c4rl.core.files import replacing
 from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.data.checks import Allowance, problem, reason
 from c4rl.data.dataset import Array
 from c4rl.environments.tasks import Task
 
 EXPORTED = "an npz file as `c4rl export` writes it"
+SAFETENSORS = ".safetensors"
+WORDS = "n_hidden", "activation", "squash"  # of a Gaussian policy: in the header of a safetensors file
 EXPECTED = "a policy as `c4rl export` writes it, or a Gaussian one as in docs/recording.md"
 
 
@@ -20,7 +27,7 @@ def read_policies(path: Path, task: Task) -> list[BehaviourPolicy]:
     """The policies of a file: one, or all snapshots of a training in their order."""
     try:
         arrays = _arrays(path)
-        policies = _exported(arrays) if "layers" in arrays else _gaussian(arrays)
+        policies = _exported(arrays) if "layers" in arrays else gaussian_policies(arrays)
     except InputError:
         raise
     except FileNotFoundError as error:
@@ -28,7 +35,8 @@ def read_policies(path: Path, task: Task) -> list[BehaviourPolicy]:
     except KeyError as error:
         raise problem(path, str(error.args[0]), "is missing", EXPECTED) from error
     except Exception as error:  # zipfile and NumPy raise many kinds for damaged bytes
-        raise InputError(f"{path}: not readable as an npz file ({reason(error)}); expected {EXPECTED}.") from error
+        kind = "a safetensors" if path.suffix == SAFETENSORS else "an npz"
+        raise InputError(f"{path}: not readable as {kind} file ({reason(error)}); expected {EXPECTED}.") from error
     for policy in policies:
         _check(path, policy, task)
     return policies
@@ -51,6 +59,8 @@ def read_exported(path: Path) -> NumpyPolicy:
 
 def _arrays(path: Path) -> dict[str, Array]:
     """All arrays of the file; nothing is unpickled, and nothing is unpacked that the file cannot hold."""
+    if path.suffix == SAFETENSORS:
+        return _safetensors(path)
     allowance = Allowance(path)
     with zipfile.ZipFile(path) as archive:
         size = sum(member.file_size for member in archive.infolist())
@@ -75,17 +85,46 @@ def _exported(arrays: dict[str, Array]) -> list[BehaviourPolicy]:
     ]
 
 
-def _gaussian(arrays: dict[str, Array]) -> list[BehaviourPolicy]:
+def _safetensors(path: Path) -> dict[str, Array]:
+    """Weights of half precision are widened; what is not a number stands in the header."""
+    with safe_open(path, framework="numpy") as file:
+        words = file.metadata() or {}
+        arrays = {name: file.get_tensor(name).astype(np.float32) for name in file.keys()}  # noqa: SIM118 - no mapping
+    return arrays | {name: np.array(words[name]) for name in WORDS if name in words}
+
+
+def trained_for(path: Path) -> str | None:
+    """The task that a behaviour agent's file was trained in, where it says so."""
+    if path.suffix != SAFETENSORS:
+        return None
+    with safe_open(path, framework="numpy") as file:
+        return (file.metadata() or {}).get("task")
+
+
+def write_gaussian(path: Path, arrays: Mapping[str, Array], facts: Mapping[str, str]) -> None:
+    """A Gaussian policy, or snapshots of one, as safetensors. arrays: as docs/recording.md has them. facts: more for
+    the header."""
+    words = {name: str(arrays[name]) for name in WORDS if name in arrays}
+    with replacing(path) as temporary:
+        save_file(
+            {name: np.array(array, order="C") for name, array in arrays.items() if name not in WORDS},
+            temporary,
+            {**facts, **words},
+        )
+
+
+def gaussian_policies(arrays: Mapping[str, Array]) -> list[BehaviourPolicy]:
     """One policy, or one per snapshot where the weights have a leading axis."""
     if arrays["w_mean"].ndim == 2:
         return [_one_gaussian(arrays)]
     shared = ("n_hidden", "obs_clip", "log_std_min", "log_std_max", "activation", "squash", "action_low", "action_high")
     own = [name for name in arrays if name not in shared and arrays[name].ndim > 0]
-    return [_one_gaussian(arrays | {name: arrays[name][k] for name in own}) for k in range(len(arrays["w_mean"]))]
+    one = ({**arrays, **{name: arrays[name][k] for name in own}} for k in range(len(arrays["w_mean"])))
+    return [_one_gaussian(own_arrays) for own_arrays in one]
 
 
-def _one_gaussian(arrays: dict[str, Array]) -> BehaviourPolicy:
-    head = "w_log_std" in arrays
+def _one_gaussian(arrays: Mapping[str, Array]) -> BehaviourPolicy:
+    head, (low, high) = "w_log_std" in arrays, LOG_STD_BOUNDS
     return BehaviourPolicy(
         hidden=tuple((arrays[f"w{i}"], arrays[f"b{i}"]) for i in range(int(arrays["n_hidden"]))),
         mean=(arrays["w_mean"], arrays["b_mean"]),
@@ -93,6 +132,7 @@ def _one_gaussian(arrays: dict[str, Array]) -> BehaviourPolicy:
         observation_mean=arrays["obs_mean"],
         observation_std=arrays["obs_std"],
         observation_clip=float(arrays["obs_clip"]) if "obs_clip" in arrays else None,
+        log_std_bounds=(float(arrays.get("log_std_min", low)), float(arrays.get("log_std_max", high))),
         activation=str(arrays["activation"]),
         squash="tanh" if str(arrays["squash"]) == "tanh" else "clip",
         action_low=arrays["action_low"],

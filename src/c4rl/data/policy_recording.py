@@ -18,23 +18,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from c4rl.core.behaviour_policy import BehaviourPolicy
 from c4rl.core.errors import InputError
 from c4rl.core.files import replacing, write_json
-from c4rl.data.policy_files import read_policies
+from c4rl.data.behaviour_agents import RANDOM
+from c4rl.data.policy_files import read_policies, trained_for
 from c4rl.environments.evaluation import MAX_WORKERS, SINGLE_THREAD, available_cores
-from c4rl.environments.tasks import Task
+from c4rl.environments.tasks import GOAL_ANT, Task
 
 if TYPE_CHECKING:
     import gymnasium
 
 Array = np.ndarray
 
-RANDOM = "random"
 BLOCK = 2000  # rows: a second or two, which is what a killed recording loses
 PER_ROW = ("observations", "actions", "rewards", "next_observations")
 
@@ -68,8 +67,8 @@ def find_behaviours(given: Sequence[str], task: Task) -> list[Behaviour]:
         found += [Behaviour(file, k if count > 1 else None, sha256) for k in snapshots]
     if not found:
         raise InputError(
-            f"policy: found none, expected at least one file for '{task.name}', or {RANDOM}; only Maze2D tasks have a "
-            "scripted behaviour"
+            f"policy: found none, expected at least one file for '{task.name}', or {RANDOM}; only Maze2D and "
+            "locomotion tasks have a behaviour of their own"
         )
     return found
 
@@ -257,6 +256,10 @@ def _episodes(folder: Path, k: int) -> Iterator[dict[str, Array]]:
 # -- the worker
 
 
+class Actor(Protocol):
+    def act(self, observation: Array, rng: np.random.Generator | None = None) -> Array: ...
+
+
 class Recorder:
     """Records blocks of one task."""
 
@@ -264,17 +267,32 @@ class Recorder:
         from c4rl.environments.making import make_environment
 
         self._task, self._environment = task, make_environment(task)
-        self._policies: dict[str, list[BehaviourPolicy]] = {}
+        self._actors: dict[tuple[str, int], tuple[gymnasium.Env, Actor | None]] = {}
 
     def record(self, job: dict[str, Any]) -> None:
-        file, policy = job["file"], None
-        if file != RANDOM:
-            if file not in self._policies:
-                self._policies[file] = read_policies(Path(file), self._task)
-            policy = self._policies[file][job["snapshot"] or 0]
-        arrays = record_block(self._environment, policy, [job["seed"], job["k"], job["b"]], job["rows"])
+        key = job["file"], job["snapshot"] or 0
+        if key not in self._actors:
+            self._actors[key] = self._actor(*key, job["seed"])
+        arrays = record_block(*self._actors[key], [job["seed"], job["k"], job["b"]], job["rows"])
         with replacing(_block(Path(job["folder"]), job["k"], job["b"])) as temporary, open(temporary, "wb") as output:
             np.savez(output, allow_pickle=False, **arrays)
+
+    def _actor(self, file: str, snapshot: int, seed: int) -> "tuple[gymnasium.Env, Actor | None]":
+        """The environment and who acts in it; None: uniform actions. seed: of the recording."""
+        if file == RANDOM:
+            return self._environment, None
+        policy = read_policies(Path(file), self._task)[snapshot]
+        if self._task.domain != "antmaze" or trained_for(Path(file)) != GOAL_ANT.name:
+            return self._environment, policy
+        from c4rl.environments.antmaze import MAZES
+        from c4rl.environments.maze_walk import Kind, MazeWalk, SteeredWalker, goal_near
+
+        assert self._task.environment is not None
+        last = self._task.name.rpartition("-v")[0].rpartition("-")[2]
+        kind: Kind = "diverse" if last == "diverse" else "play" if last == "play" else "umaze"
+        goal = goal_near(MAZES[self._task.environment].goal, np.random.default_rng(seed))
+        walk = MazeWalk(self._task.environment, kind, goal)
+        return walk, SteeredWalker(walk, policy)
 
 
 def serve() -> None:
@@ -296,7 +314,7 @@ def serve() -> None:
 
 
 def record_block(
-    environment: "gymnasium.Env", policy: BehaviourPolicy | None, key: Sequence[int], rows: int
+    environment: "gymnasium.Env", policy: "Actor | None", key: Sequence[int], rows: int
 ) -> dict[str, Array]:
     """At least `rows` rows of whole episodes, with sampled actions; None: uniform actions."""
     space: Any = environment.action_space

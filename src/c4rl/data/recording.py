@@ -1,15 +1,18 @@
-"""Record datasets in D4RL's style, so that an experiment needs no download: Maze2D with its scripted controller, every
-other task with policies from files (docs/recording.md)."""
+"""Record datasets in D4RL's style, so that an experiment needs no download: Maze2D with its scripted controller,
+locomotion with the agents that ship with the package, every task with policies from files (docs/recording.md)."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from c4rl.core.errors import InputError
 from c4rl.core.version import __version__
 from c4rl.data import maze_recording, policy_recording
+from c4rl.data.behaviour_agents import locomotion_sets, set_of, shipped_policies
+from c4rl.data.loading import load_dataset
 from c4rl.data.writing import write_npz
-from c4rl.environments.tasks import Task, get_task, missing, simulator
+from c4rl.environments.tasks import Task, missing, simulator
 
 LONGEST = 10_000_000  # hours of recording
 # sets that several policies make; all others are made by one
@@ -27,10 +30,11 @@ def record(
 ) -> dict[str, Any]:
     """Write `size` transitions of a task as npz; equal arguments and versions give equal bytes. Returns the metadata.
 
-    policies: for all tasks but Maze2D, policy files in the order of their rows: a file of snapshots stands for all of
-    them, FILE@2-5 for some, `random` for uniform actions. A recording that was killed continues where it was.
+    task_name: a task, or ROBOT-random. policies: for all tasks but Maze2D, policy files in the order of their rows: a
+    file of snapshots stands for all of them, FILE@2-5 for some, `random` for uniform actions; none: the package's own
+    agents. A recording that was killed continues where it was.
     """
-    path, task = Path(path), get_task(task_name)
+    path, (task, kind) = Path(path), set_of(task_name)
     if not 1 <= size <= LONGEST:
         raise InputError(f"size: found {size}, expected at least 1 and at most {LONGEST:,} transitions")
     if seed < 0:
@@ -52,15 +56,42 @@ def record(
         metadata = {"name": _name(task), "behaviour": "waypoint controller"} | facts
         write_npz(path, arrays, metadata)
         return metadata
-    behaviours = policy_recording.find_behaviours(policies, task)
+    if kind == policy_recording.RANDOM and policies:
+        raise InputError(f"policy: found {policies[0]}, expected none: {task_name} has uniform actions")
+    own, words = ([], "") if policies else shipped_policies(task, kind)
+    behaviours = policy_recording.find_behaviours(policies or own, task)
     _check_number(task, behaviours)
     path.parent.mkdir(parents=True, exist_ok=True)
     with policy_recording.blocks(path, task, behaviours, facts, workers, progress) as folder:
         arrays, told = policy_recording.join(folder, behaviours, size)
         random = all(behaviour.file == policy_recording.RANDOM for behaviour in behaviours)
-        metadata = {"name": _name(task, random), "behaviour": told} | facts
+        chosen = {"chosen": words} if words else {}
+        metadata = {"name": _name(task, random), "behaviour": told} | chosen | facts
         write_npz(path, arrays, metadata)
     return metadata
+
+
+def record_all_locomotion(
+    size: int,
+    seed: int,
+    folder: Path,
+    workers: int | None = None,
+    progress: Callable[[str, int, int], None] = lambda name, done, expected: None,
+) -> list[Path]:
+    """Write every locomotion set of the paper's table as FOLDER/SET.npz; those that are there already are kept."""
+    paths = {name: folder / f"{name}.npz" for name in locomotion_sets()}
+    expected = {"size": size, "seed": seed, "c4rl": __version__}
+    for name, path in paths.items():
+        if not path.exists():
+            continue
+        metadata = load_dataset(path, task=set_of(name)[0]).metadata
+        found = {key: metadata.get(key) for key in expected}
+        if found != expected or metadata.get("name") != f"c4rl/{name}":
+            raise InputError(f"{path}: found {metadata.get('name')} with {found}, expected c4rl/{name} with {expected}")
+    for name, path in paths.items():
+        if not path.exists():
+            record(name, size, seed, path, (), workers, partial(progress, name))
+    return list(paths.values())
 
 
 def _name(task: Task, random: bool = False) -> str:

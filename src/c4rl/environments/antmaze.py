@@ -52,8 +52,8 @@ def place(cell: tuple[int, int]) -> Array:
     return CELL * np.array([cell[1] - START[1], cell[0] - START[0]], np.float64)
 
 
-def _model(maze: Maze) -> mujoco.MjModel:
-    """gymnasium's ant with D4RL's constants, between walls."""
+def ant_model(walls: Array) -> mujoco.MjModel:
+    """gymnasium's ant with D4RL's constants, between walls [rows, columns]."""
     assets = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
     root = ElementTree.parse(assets / "ant.xml").getroot()
     for option in root.iter("option"):
@@ -64,7 +64,7 @@ def _model(maze: Maze) -> mujoco.MjModel:
         geom.attrib |= {"solref": ".02 1", "solimp": ".8 .8 .01", "margin": ".01"}
     (world,) = root.findall("worldbody")
     half = CELL / 2
-    for i, j in zip(*np.nonzero(maze.walls), strict=True):
+    for i, j in zip(*np.nonzero(walls), strict=True):
         x, y = place((int(i), int(j)))
         wall = {"pos": f"{x} {y} {half / 2}", "size": f"{half} {half} {half / 2}", "contype": "1", "conaffinity": "1"}
         world.append(ElementTree.Element("geom", wall | {"type": "box"}))
@@ -83,7 +83,7 @@ class AntMaze(gymnasium.Env):
         self.maze, self.horizon = MAZES[maze], horizon
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (29,), np.float64)
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (8,), np.float32)
-        self._model = _model(self.maze)
+        self._model = ant_model(self.maze.walls)
         self._data = mujoco.MjData(self._model)
         self._position, self._velocity = self._data.qpos, self._data.qvel  # views
         self._steps = 0

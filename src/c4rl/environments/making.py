@@ -1,10 +1,11 @@
 """Environments of tasks, made in one place."""
 
 import gymnasium
+import numpy as np
 
 from c4rl.core.errors import InputError
 from c4rl.environments.gym_ids import make_gym
-from c4rl.environments.tasks import Task, get_task, missing
+from c4rl.environments.tasks import GOAL_ANT, Task, get_task, missing
 
 
 def make_environment(task: Task) -> gymnasium.Env:
@@ -20,6 +21,10 @@ def make_environment(task: Task) -> gymnasium.Env:
         from c4rl.environments.locomotion import Locomotion
 
         return Locomotion(task.environment, task.horizon)
+    if task.environment == GOAL_ANT.environment:
+        from c4rl.environments.goal_ant import GoalAnt
+
+        return GoalAnt(task.horizon)
     if task.domain == "antmaze":
         from c4rl.environments.antmaze import AntMaze
 
@@ -38,3 +43,13 @@ def make_environment(task: Task) -> gymnasium.Env:
 def environment_of(task: str) -> gymnasium.Env:
     """`make_environment` by a task's name: what Minari datasets that we wrote name as their environment."""
     return make_environment(get_task(task))
+
+
+def symmetries_of(task: Task) -> tuple[np.ndarray, np.ndarray] | None:
+    """Matrices [K, s, s] and [K, a, a] under which the simulator stays the same, the identity among them; None: no
+    other."""
+    if task.environment != GOAL_ANT.environment:
+        return None
+    from c4rl.environments.goal_ant import symmetries
+
+    return symmetries()

@@ -1,0 +1,122 @@
+"""Chooses the behaviour agents that ship with the package, and writes their cards.
+
+    python benchmarks/behaviour_agents.py look FILE --episodes 5 [--only 3 7 12]
+    python benchmarks/behaviour_agents.py ship FILE --way 0 4 9 --medium 14 --more 20 26 --expert 40
+
+FILE holds snapshots of one training [K, ...] whose header lists them as `chosen`: [{"seed", "steps"}, ...]. `ship`
+scores the medium and the expert agent over 100 episodes, those on the way over 10, with and without noise, and writes
+src/c4rl/data/behaviour/ROBOT.safetensors (float16) and its card.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import numpy as np
+from safetensors import safe_open
+
+from c4rl.core.files import write_json
+from c4rl.core.version import __version__
+from c4rl.data.behaviour_agents import CARDS, FOLDER
+from c4rl.data.policy_files import WORDS, read_policies, write_gaussian
+from c4rl.environments.making import make_environment
+from c4rl.environments.tasks import get_task, simulator
+
+SEED = 50_000  # of the first episode; training and evaluation during training have others
+SHARED = ("n_hidden", "log_std_min", "log_std_max", "action_low", "action_high")
+
+
+def returns(file: str, k: int, sampled: bool, seeds: list[int]) -> list[float]:
+    task = get_task(f"{Path(file).stem}-medium")
+    policy, environment, out = read_policies(Path(file), task)[k], make_environment(task), []
+    for seed in seeds:
+        rng = np.random.default_rng(seed) if sampled else None
+        observation, _ = environment.reset(seed=seed)
+        total, done = 0.0, False
+        while not done:
+            observation, reward, terminated, truncated, _ = environment.step(policy.act(observation, rng))
+            total, done = total + float(reward), terminated or truncated
+        out.append(total)
+    return out
+
+
+def score(pool: ProcessPoolExecutor, file: Path, k: int, sampled: bool, episodes: int) -> dict[str, float]:
+    pieces = np.array_split(np.arange(SEED, SEED + episodes), min(episodes, 4))
+    jobs = [pool.submit(returns, str(file), k, sampled, piece.tolist()) for piece in pieces]
+    found = np.concatenate([job.result() for job in jobs])
+    return {"mean": round(float(found.mean()), 1), "std": round(float(found.std()), 1), "episodes": episodes}
+
+
+def chosen(file: Path) -> list[dict[str, int]]:
+    with safe_open(file, framework="numpy") as opened:
+        return json.loads(opened.metadata()["chosen"])
+
+
+def ship(pool: ProcessPoolExecutor, file: Path, way: list[int], medium: int, more: list[int], expert: int) -> None:
+    robot, places = file.stem, [*way, medium, *more, expert]
+    with safe_open(file, framework="numpy") as opened:
+        facts = opened.metadata()
+        arrays = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - not a mapping
+    own = [chosen(file)[k] for k in places]
+    assert own == sorted(own, key=lambda snapshot: snapshot["steps"]) and len({s["seed"] for s in own}) == 1
+    rows = {name: a if name in SHARED else a[places].astype(np.float16) for name, a in arrays.items()}
+    FOLDER.mkdir(exist_ok=True)
+    output = FOLDER / f"{robot}.safetensors"
+    kept = {name: facts[name] for name in ("c4rl", "task", "environment")}
+    write_gaussian(output, rows | {name: np.array(facts[name]) for name in WORDS}, kept)
+    snapshots = []
+    for k, snapshot in enumerate(own):
+        episodes = 100 if places[k] in (medium, expert) else 10
+        scores = {kind: score(pool, output, k, kind == "sampled", episodes) for kind in ("deterministic", "sampled")}
+        snapshots.append({"steps": snapshot["steps"]} | scores)
+        print(robot, snapshots[-1], flush=True)
+    config = json.loads(file.with_name(f"{robot}.config.json").read_text())
+    cards = json.loads(CARDS.read_text()) if CARDS.exists() else {}
+    cards[robot] = {
+        "file": output.name,
+        "sha256": hashlib.sha256(output.read_bytes()).hexdigest(),
+        "trained_in": f"c4rl {facts['c4rl']}, {facts['environment']}",
+        "scored_in": f"c4rl {__version__}, {simulator(get_task(f'{robot}-medium'))}",
+        "seed": own[0]["seed"],
+        "selection": f"of the seeds {' '.join(map(str, config['seeds']))}, the one with the best evaluation of 5 "
+        "episodes during training; its best evaluated snapshot is the expert, and the medium agent is an earlier one "
+        "with 25 to 45% of the expert's return",
+        "settings": {name: config[name] for name in SETTINGS},
+        "medium": len(way),
+        "expert": len(places) - 1,
+        "snapshots": snapshots,
+    }
+    write_json(CARDS, {name: cards[name] for name in sorted(cards)})
+
+
+SETTINGS = ("envs", "updates_per_step", "random_steps", "replay", "batch_size", "hidden_width", "lr", "layer_norm")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("look", "ship"))
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--episodes", type=int, default=5)
+    parser.add_argument("--only", type=int, nargs="*")
+    parser.add_argument("--way", type=int, nargs="*", default=[])
+    parser.add_argument("--medium", type=int)
+    parser.add_argument("--more", type=int, nargs="*", default=[])
+    parser.add_argument("--expert", type=int)
+    given = parser.parse_args()
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        if given.what == "ship":
+            ship(pool, given.file, given.way, given.medium, given.more, given.expert)
+            return
+        snapshots = chosen(given.file)
+        for k in range(len(snapshots)) if given.only is None else given.only:
+            plain, noisy = (score(pool, given.file, k, sampled, given.episodes) for sampled in (False, True))
+            print(k, snapshots[k], "deterministic", plain["mean"], plain["std"], "sampled", noisy["mean"], flush=True)
+
+
+if __name__ == "__main__":
+    main()

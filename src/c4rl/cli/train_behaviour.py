@@ -1,0 +1,48 @@
+"""`c4rl data train-behaviour`: train agents that record data."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from c4rl.cli.parsing import Arguments, flags_of, parse
+from c4rl.core.declarations import Options, option
+from c4rl.core.errors import InputError
+
+
+@dataclass(frozen=True)
+class Flags(Options):
+    robots: tyro.conf.Positional[tuple[str, ...]]
+    """hopper, halfcheetah, walker2d, ant, goal-ant (AntMaze's ant, which learns to walk in any direction), or tasks of
+    `c4rl tasks` in whose simulators agents learn."""
+    output: Path
+    """Folder of the training, or of one folder per robot; where it holds this very training, that goes on."""
+    seconds: float | None = option(None, above=0, at_most=1e9)
+    """Stop after so many seconds, with a snapshot."""
+    workers: int | None = option(None, at_least=0, at_most=1000)
+    """Processes that simulate each robot; default: all cores but one are shared. They change only the speed."""
+
+    def check(self) -> None:
+        if not self.robots or len(set(self.robots)) < len(self.robots):
+            raise InputError(f"ROBOTS: found {' '.join(self.robots) or 'none'}, expected different ones")
+
+
+def train_behaviour(arguments: Arguments) -> int:
+    """Train agents with SAC from nothing, and keep snapshots that record data; run it again to go on."""
+    from c4rl.environments.evaluation import available_cores
+    from c4rl.environments.tasks import ROBOTS
+    from c4rl.training.behaviour import BehaviourConfig, train_together
+
+    settings = [flag for flag in flags_of(BehaviourConfig) if flag.field.name != "task"]
+    flags = [*flags_of(Flags), *settings]
+    values = parse("data train-behaviour", arguments, flags, description=train_behaviour.__doc__)
+    own = Flags(**{flag.field.name: values.pop(flag.field.name) for flag in flags_of(Flags)})
+    count = len(own.robots)
+    workers = max(1, (available_cores() - 1) // count) if own.workers is None else own.workers
+    configs = [BehaviourConfig(f"{robot}-expert" if robot in ROBOTS else robot, **values) for robot in own.robots]
+    folders = [own.output / robot if count > 1 else own.output for robot in own.robots]
+    jobs = [(config, folder, workers) for config, folder in zip(configs, folders, strict=True)]
+    for training in train_together(jobs, own.seconds, lambda line: print(line, flush=True)):
+        agents = f"{len(training.config.seeds)} agent{'s' * (len(training.config.seeds) > 1)}"
+        print(f"{training.folder}: {training.steps:,} steps and {training.updates:,} updates of {agents}")
+    return 0

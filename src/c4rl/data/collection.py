@@ -1,0 +1,207 @@
+"""Transitions of policies in training, collected by worker processes while the policies are being updated.
+
+A group of environments belongs to one run and steps together. What it does in a block is a function of its seed, the
+policy and its environments' states alone: rows depend neither on the number of workers nor on their speed.
+"""
+
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+import numpy as np
+from safetensors.numpy import load, save
+
+from c4rl.core.behaviour_policy import BehaviourPolicy
+from c4rl.data.policy_files import WORDS, gaussian_policies
+from c4rl.environments.evaluation import SINGLE_THREAD
+from c4rl.environments.making import make_environment
+from c4rl.environments.tasks import Task
+
+Array = np.ndarray
+
+GROUP = 8  # environments: products of fewer rows waste time, and sums round differently with another number
+
+
+class Block(NamedTuple):
+    """What all runs' environments did in one block."""
+
+    rows: Array  # [R, n, 2(s + a) + 3], as a `TransitionBuffer` packs them, without next actions
+    returns: list[list[float]]  # of episodes that ended, per run
+
+
+class _Group:
+    """Environments of one run that step together."""
+
+    def __init__(self, task: Task, seed: int, index: int) -> None:
+        self._key = [seed, index]
+        self._environments = [make_environment(task) for _ in range(GROUP)]
+        first: Any = self._environments[0]
+        space = first.action_space
+        self._low, self._high = np.asarray(space.low, np.float32), np.asarray(space.high, np.float32)
+        self._observations = np.zeros((GROUP, first.observation_space.shape[0]), np.float32)
+        self._totals = [0.0] * GROUP
+
+    def collect(
+        self, policy: BehaviourPolicy | None, block: int, steps: int, restart: bool
+    ) -> tuple[Array, list[float]]:
+        """policy: None acts at random. restart: begin new episodes. A time-out is no terminal."""
+        rng = np.random.default_rng([*self._key, block])
+        s, a = self._observations.shape[1], len(self._low)
+        rows, returns = np.zeros((steps, GROUP, 2 * (s + a) + 3), np.float32), []
+        if restart:
+            for e in range(GROUP):
+                self._reset(e, rng)
+        for row in rows:
+            if policy is None:
+                actions = rng.uniform(self._low, self._high, (GROUP, a)).astype(np.float32)
+            else:
+                actions = policy.act(self._observations, rng)
+            row[:, :s] = self._observations
+            row[:, s : s + a] = (actions - self._low) / (self._high - self._low) * 2 - 1
+            for e, environment in enumerate(self._environments):
+                following, reward, terminated, truncated, _ = environment.step(actions[e])
+                row[e, s + a : 2 * s + a] = following
+                row[e, -3], row[e, -2] = reward, not terminated
+                self._totals[e] += float(reward)
+                self._observations[e] = following
+                if terminated or truncated:
+                    returns.append(self._totals[e])
+                    self._reset(e, rng)
+        return rows.reshape(steps * GROUP, -1), returns
+
+    def _reset(self, e: int, rng: np.random.Generator) -> None:
+        self._observations[e] = self._environments[e].reset(seed=int(rng.integers(2**31)))[0]
+        self._totals[e] = 0.0
+
+
+class _Groups:
+    """The groups of one worker: (place of the run, group of the run) each."""
+
+    def __init__(self, task: Task, seeds: Sequence[int], places: Sequence[tuple[int, int]]) -> None:
+        self.places = [(run, index) for run, index in places]
+        self._groups = [_Group(task, seeds[run], index) for run, index in self.places]
+
+    def collect(self, job: Mapping[str, Any], weights: bytes) -> list[tuple[Array, list[float]]]:
+        policies = gaussian_policies(_with_words(load(weights))) if weights else None
+        return [
+            group.collect(policies[run] if policies else None, job["block"], job["steps"], job["restart"])
+            for (run, _), group in zip(self.places, self._groups, strict=True)
+        ]
+
+
+def _with_words(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    return {**arrays, "activation": np.array("relu"), "squash": np.array("tanh")}
+
+
+class Collector:
+    """Environments of R runs; a context manager. `start` a block, do something else, `finish` it."""
+
+    def __init__(self, task: Task, seeds: Sequence[int], environments: int, workers: int) -> None:
+        """environments: of each run, a multiple of GROUP. workers: processes; 0: this one does it in `start`."""
+        self.runs, count = len(seeds), environments // GROUP
+        places = [(run, index) for run in range(self.runs) for index in range(count)]
+        workers = min(workers, len(places))
+        self._shares = [places[w::workers] for w in range(workers)] if workers else [places]
+        self._own = None if workers else _Groups(task, seeds, places)
+        self._found: list[tuple[Array, list[float]]] = []
+        facts = {"task": asdict(task), "seeds": list(seeds)}
+        self._processes = [_process(facts | {"places": share}) for share in self._shares] if workers else []
+
+    def start(self, arrays: Mapping[str, Array] | None, block: int, steps: int, restart: bool) -> None:
+        """arrays: Gaussian policies [R, ...] as docs/recording.md has them; None: act at random."""
+        job = {"block": block, "steps": steps, "restart": restart}
+        numbers = {k: np.array(v, order="C") for k, v in (arrays or {}).items() if k not in WORDS or k == "n_hidden"}
+        weights = save(numbers) if numbers else b""
+        if self._own is not None:
+            self._found = self._own.collect(job, weights)
+        message = json.dumps(job | {"bytes": len(weights)}).encode() + b"\n" + weights
+        for process in self._processes:
+            assert process.stdin is not None
+            with suppress(OSError):  # it died: `finish` will notice
+                process.stdin.write(message)
+                process.stdin.flush()
+
+    def ready(self) -> bool:
+        """Whether `finish` would not wait."""
+        pipes: list[Any] = [process.stdout for process in self._processes]
+        return len(select.select(pipes, [], [], 0)[0]) == len(pipes)
+
+    def finish(self) -> Block:
+        parts: dict[tuple[int, int], tuple[Array, list[float]]] = {}
+        found = [self._found] if self._own is not None else [self._reply(process) for process in self._processes]
+        for share, some in zip(self._shares, found, strict=True):
+            parts |= {(run, index): part for (run, index), part in zip(share, some, strict=True)}
+        own = [[parts[place] for place in sorted(parts) if place[0] == run] for run in range(self.runs)]
+        rows = np.stack([np.concatenate([rows for rows, _ in groups]) for groups in own])
+        return Block(rows, [[total for _, totals in groups for total in totals] for groups in own])
+
+    def _reply(self, process: "subprocess.Popen[bytes]") -> list[tuple[Array, list[float]]]:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"a worker ended with exit code {process.wait()}; what it printed stands above")
+        reply = json.loads(line)
+        if "error" in reply:
+            raise RuntimeError(reply["error"])
+        count = int(np.prod(reply["shape"]))
+        rows = np.frombuffer(process.stdout.read(4 * count), np.float32).reshape(reply["shape"])
+        return list(zip(rows, reply["returns"], strict=True))
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout):
+                assert stream is not None
+                with suppress(OSError):
+                    stream.close()
+
+    def __enter__(self) -> "Collector":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _process(facts: dict[str, Any]) -> "subprocess.Popen[bytes]":
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from c4rl.data.collection import serve; serve()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | SINGLE_THREAD | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
+        start_new_session=True,  # the terminal's Ctrl-C is for the parent alone
+    )
+    assert process.stdin is not None
+    with suppress(OSError):
+        process.stdin.write(json.dumps(facts).encode() + b"\n")
+        process.stdin.flush()
+    return process
+
+
+def serve() -> None:
+    """Read what to simulate, then blocks to collect, until the parent closes the pipe or dies."""
+    commands, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what an environment prints must not mix with the replies
+    facts, groups = json.loads(commands.readline()), None
+    while line := commands.readline():
+        job = json.loads(line)
+        weights = commands.read(job["bytes"])
+        rows: Array = np.zeros(0, np.float32)
+        try:
+            groups = groups or _Groups(Task(**facts["task"]), facts["seeds"], facts["places"])
+            found = groups.collect(job, weights)
+            rows = np.stack([rows for rows, _ in found])
+            reply: dict[str, Any] = {"shape": rows.shape, "returns": [returns for _, returns in found]}
+        except Exception as error:  # the parent reports whatever an environment raises
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        try:
+            replies.write(json.dumps(reply).encode() + b"\n" + rows.tobytes())
+            replies.flush()
+        except BrokenPipeError:  # the parent was killed
+            os._exit(0)

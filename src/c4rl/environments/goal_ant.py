@@ -1,0 +1,138 @@
+"""AntMaze's ant on an open floor, paid for walking in a direction: where AntMaze's behaviour agent learns.
+
+Everything it observes is in the frame of its own body, so that it walks alike in all directions and places.
+"""
+
+from typing import Any
+
+import gymnasium
+import mujoco
+import numpy as np
+
+from c4rl.environments.antmaze import FRAMES, ant_model
+from c4rl.environments.d4rl_physics import step
+
+Array = np.ndarray
+
+PROGRESS = 10.0  # reward of a unit of length
+CONTROL_COST = 0.02
+DIRECTION_STEPS = 100  # until another direction is wanted
+OBSERVATIONS, ACTIONS = 29, 8
+# the legs in the order of their joints, a quarter turn apart, and the signs of their ankles' axes
+_ANKLES = np.array([1.0, -1.0, -1.0, 1.0])
+_MIRRORED = (1, 0, 3, 2)
+_MOTOR_LEGS = (3, 0, 1, 2)  # motors are in another order: (hip, ankle) of these legs
+
+
+def body_observation(position: Array, velocity: Array, direction: Array) -> Array:
+    """The 29 numbers, from AntMaze's 15 positions and 14 velocities and a unit vector (x, y): height, gravity's
+    direction, joints, velocity, spin, joints' velocities and the wanted direction."""
+    w, x, y, z = position[3:7]
+    rotation = np.array(  # from the body to the world
+        [
+            [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
+            [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
+            [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
+        ]
+    )
+    wanted = direction[0] * rotation[0] + direction[1] * rotation[1]
+    return np.concatenate(
+        (
+            position[2:3],
+            -rotation[2],
+            position[7:],
+            velocity[:3] @ rotation,
+            velocity[3:6],
+            velocity[6:],
+            wanted,
+        )
+    )
+
+
+def upside_down(position: Array) -> bool:
+    return bool(position[4] ** 2 + position[5] ** 2 > 0.5)  # the body's axis points below the horizon
+
+
+def symmetries() -> tuple[Array, Array]:
+    """The ant's eight symmetries as matrices on observations [8, 29, 29] and actions [8, 8, 8]: four turns about its
+    axis, and each after a mirror image. observation @ matrix is what the turned ant observes."""
+    turns, moves = [], []
+    for mirrored in (False, True):
+        for quarters in range(4):
+            vector, spin, joints, motors = np.eye(3), np.eye(3), np.eye(8), np.eye(8)
+            if mirrored:  # x -> -x; what turns, turns the other way
+                flip = np.diag([-1.0, 1.0, 1.0])
+                legs = _leg_matrix(_MIRRORED, -np.ones(4))
+                vector, spin, joints = flip, -flip, legs
+            for _ in range(quarters):
+                turn = np.array([[0.0, 1.0, 0.0], [-1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])  # rows: x -> y, y -> -x
+                legs = _leg_matrix((1, 2, 3, 0), _ANKLES * np.roll(_ANKLES, -1))
+                vector, spin, joints = vector @ turn, spin @ turn, joints @ legs
+            order = [2 * leg + part for leg in _MOTOR_LEGS for part in (0, 1)]  # joint of each motor
+            motors = joints[np.ix_(order, order)]
+            turns.append(_blocks(np.eye(1), vector, joints, vector, spin, joints, vector))
+            moves.append(motors)
+    return np.stack(turns).astype(np.float32), np.stack(moves).astype(np.float32)
+
+
+def _leg_matrix(target: tuple[int, ...], ankle_signs: Array) -> Array:
+    """Joints of leg i become those of leg target[i]; a mirror image turns hips around as well."""
+    out = np.zeros((8, 8))
+    mirrored = bool((ankle_signs < 0).all())
+    for leg, other in enumerate(target):
+        out[2 * leg, 2 * other] = -1.0 if mirrored else 1.0
+        out[2 * leg + 1, 2 * other + 1] = ankle_signs[leg]
+    return out
+
+
+def _blocks(*parts: Array) -> Array:
+    size = sum(len(part) for part in parts)
+    out, at = np.zeros((size, size)), 0
+    for part in parts:
+        out[at : at + len(part), at : at + len(part)] = part
+        at += len(part)
+    return out
+
+
+class GoalAnt(gymnasium.Env):
+    """Reward: 10 times the way in the wanted direction, less 0.02 |a|². Ends upside down; cut at the horizon."""
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 (gymnasium's own interface)
+
+    def __init__(self, horizon: int) -> None:
+        self.horizon = horizon
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (OBSERVATIONS,), np.float64)
+        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (ACTIONS,), np.float32)
+        self._model = ant_model(np.zeros((0, 0), bool))
+        self._data = mujoco.MjData(self._model)
+        self._position, self._velocity = self._data.qpos, self._data.qvel  # views
+        self._steps, self._direction = 0, np.array([1.0, 0.0])
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+        """As in AntMaze."""
+        super().reset(seed=seed)
+        mujoco.mj_resetData(self._model, self._data)
+        self._position[:] = self._model.qpos0 + self.np_random.uniform(-0.1, 0.1, self._model.nq)
+        self._velocity[:] = 0.1 * self.np_random.standard_normal(self._model.nv)
+        mujoco.mj_normalizeQuat(self._model, self._position)
+        self._steps = 0
+        self._turn()
+        return self._observation(), {}
+
+    def step(self, action: Array) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        before = self._position[:2].copy()
+        np.minimum(np.maximum(action, -1.0), 1.0, out=self._data.ctrl)
+        step(self._model, self._data, FRAMES)
+        self._steps += 1
+        way = float((self._position[:2] - before) @ self._direction)
+        reward = PROGRESS * way - CONTROL_COST * float(np.square(action).sum())
+        if self._steps % DIRECTION_STEPS == 0:
+            self._turn()
+        return self._observation(), reward, upside_down(self._position), self._steps >= self.horizon, {}
+
+    def _turn(self) -> None:
+        angle = self.np_random.uniform(0, 2 * np.pi)
+        self._direction = np.array([np.cos(angle), np.sin(angle)])
+
+    def _observation(self) -> Array:
+        return body_observation(self._position, self._velocity, self._direction)

@@ -1,0 +1,424 @@
+"""Trains behaviour agents: SAC on transitions that worker processes collect while the device updates.
+
+Block b is collected with the policy as it was after block b - 1, and updates meanwhile draw from the rows before it.
+This order is fixed, so that an agent is a function of its seed and options, however fast the simulators are. Episodes
+begin anew after every checkpoint: a killed training that is resumed ends as one that was never interrupted.
+"""
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.numpy import save_file
+from torch import Tensor
+
+from c4rl.algorithms.sac import SAC, SACConfig
+from c4rl.core.buffer import TransitionBuffer, UniformSampler
+from c4rl.core.declarations import Options, option
+from c4rl.core.errors import InputError
+from c4rl.core.files import read_json, replacing, write_json
+from c4rl.core.networks import Stack
+from c4rl.core.numpy_policy import NumpyPolicy
+from c4rl.core.policies import GaussianPolicy
+from c4rl.core.random import Streams
+from c4rl.core.version import __version__
+from c4rl.data.collection import GROUP, Collector
+from c4rl.data.policy_files import write_gaussian
+from c4rl.environments.evaluation import EvaluationPool
+from c4rl.environments.making import make_environment, symmetries_of
+from c4rl.environments.tasks import Task, get_task, missing, simulator
+from c4rl.plugins.layer_norm import LayerNorm, LayerNormConfig
+from c4rl.plugins.seams import Plugins
+from c4rl.training.cuda_graph import GraphedCalls
+from c4rl.training.preparation import choose_device
+
+Array = np.ndarray
+
+BLOCK = 32  # steps of each environment with one policy
+TURN = 4  # updates of one robot before the next one's
+WAIT_SECONDS = 2e-4  # where all wait for the device and simulators
+EVALUATION_SEED = 10_000
+LINE_SECONDS = 10.0  # between two lines of progress
+PATIENCE_SECONDS = 20.0  # for evaluations under way when the time is up
+
+
+@dataclass(frozen=True)
+class BehaviourConfig(Options):
+    """All that an agent depends on, but for `device`."""
+
+    task: str
+    """The task's simulator that it learns in."""
+    steps: int = option(1_000_000, at_least=1, at_most=10**9)
+    """Environment steps of each agent."""
+    seeds: tuple[int, ...] = option((0,), at_least=0, at_most=2**31)
+    """One agent each; they train together."""
+    envs: int = option(16, at_least=GROUP, at_most=10_000)
+    """Environments of each agent, a multiple of 8."""
+    updates_per_step: float = option(0.5, above=0, at_most=100)
+    """Updates per environment step."""
+    random_steps: int = option(10_000, at_least=1, at_most=10**9)
+    """First steps, with uniform actions and without updates."""
+    replay: int = option(1_000_000, at_least=1, at_most=10**9)
+    """The latest rows, from which batches are drawn."""
+    batch_size: int = option(256, at_least=2, at_most=1_000_000)
+    """Rows per update."""
+    hidden_width: int = option(256, at_least=1, at_most=100_000)
+    """Units of each of the two hidden layers."""
+    lr: float = option(3e-4, above=0, at_most=1)
+    """Adam's step size for policy, critics and temperature."""
+    layer_norm: bool = False
+    """LayerNorm in the critics."""
+    snapshot_every: int = option(50_000, at_least=1, at_most=10**9)
+    """Steps between two snapshots of the policies."""
+    evaluate_every: int = option(50_000, at_least=1, at_most=10**9)
+    """Steps between two evaluations of the policies, without noise."""
+    evaluation_episodes: int = option(5, at_least=0, at_most=1000)
+    """Episodes of an evaluation; 0: none."""
+    checkpoint_every: int = option(250_000, at_least=1, at_most=10**9)
+    """Steps between two checkpoints, from which a killed training goes on; they hold all rows."""
+    device: str = option("auto", incidental=True)
+    """auto, cpu, cuda or cuda:N."""
+
+    def check(self) -> None:
+        if self.envs % GROUP:
+            raise InputError(f"--envs: found {self.envs}, expected a multiple of {GROUP}")
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise InputError(f"--seeds: found {' '.join(map(str, self.seeds)) or 'none'}, expected different ones")
+
+    @property
+    def block_rows(self) -> int:
+        return BLOCK * self.envs
+
+
+def policy_arrays(actor: GaussianPolicy, low: Array, high: Array) -> dict[str, Array]:
+    """R policies in the form of docs/recording.md, [R, ...] each."""
+    weights, biases = ([p.detach()[:, 0].cpu().numpy() for p in own] for own in (actor.mlp.weights, actor.mlp.biases))
+    out: dict[str, Array] = {"n_hidden": np.array(len(weights) - 1)}
+    for i, (w, b) in enumerate(zip(weights[:-1], biases[:-1], strict=True)):
+        out |= {f"w{i}": w, f"b{i}": b}
+    (runs, inputs, _), a = weights[0].shape, actor.action_dim
+    out |= {"w_mean": weights[-1][..., :a], "b_mean": biases[-1][..., :a]}
+    out |= {"w_log_std": weights[-1][..., a:], "b_log_std": biases[-1][..., a:]}
+    out |= {"obs_mean": np.zeros((runs, inputs), np.float32), "obs_std": np.ones((runs, inputs), np.float32)}
+    out |= {"log_std_min": np.array(-5, np.float32), "log_std_max": np.array(2, np.float32)}
+    out |= {"activation": np.array("relu"), "squash": np.array("tanh"), "action_low": low, "action_high": high}
+    return out
+
+
+def _mean_policies(arrays: dict[str, Array]) -> list[NumpyPolicy]:
+    """The same without noise."""
+    layers = [(arrays[f"w{i}"], arrays[f"b{i}"]) for i in range(int(arrays["n_hidden"]))]
+    layers.append((arrays["w_mean"], arrays["b_mean"]))
+    return [
+        NumpyPolicy(
+            tuple(w[run] for w, _ in layers),
+            tuple(b[run] for _, b in layers),
+            arrays["obs_mean"][run],
+            arrays["obs_std"][run],
+            arrays["action_low"],
+            arrays["action_high"],
+        )
+        for run in range(len(arrays["w_mean"]))
+    ]
+
+
+class Replay:
+    """The latest rows of every run, on the device. Batches are drawn from the rows there are."""
+
+    def __init__(self, config: BehaviourConfig, widths: tuple[int, int], device: torch.device) -> None:
+        blocks = -(-min(config.replay, config.steps + config.block_rows) // config.block_rows)
+        self.capacity, runs = blocks * config.block_rows, len(config.seeds)
+        self.packed = torch.zeros(runs, self.capacity, 2 * sum(widths) + 3, device=device)
+        none = torch.zeros(0, dtype=torch.int32, device=device)
+        self.buffer = TransitionBuffer(self.packed.flatten(0, 1), none, widths, [self.capacity] * runs, range(runs))
+        self.written = 0  # rows of each run, ever
+
+    def append(self, rows: Array) -> None:
+        """rows [R, n, width]; the capacity is a multiple of n."""
+        place = self.written % self.capacity
+        self.packed[:, place : place + rows.shape[1]] = torch.from_numpy(rows).to(self.packed.device)
+        self.written += rows.shape[1]
+        self.mark()
+
+    def mark(self) -> None:
+        """In place: a captured graph draws from what is there now."""
+        self.buffer.lengths.fill_(self.held)
+
+    @property
+    def held(self) -> int:
+        return min(self.written, self.capacity)
+
+
+class BehaviourTraining:
+    def __init__(self, config: BehaviourConfig, folder: Path, print_line: Callable[[str], None]) -> None:
+        self.config, self.folder, self.print_line = config, folder, print_line
+        self.task: Task = get_task(config.task)
+        self.device = choose_device(config.device)
+        space = _action_space(self.task)
+        self.turns = _turns(self.task, config.batch_size, self.device)
+        self.low, self.high = np.asarray(space.low, np.float32), np.asarray(space.high, np.float32)
+        assert self.task.observation_dim is not None and self.task.action_dim is not None
+        widths = self.task.observation_dim, self.task.action_dim
+        self.replay = Replay(config, widths, self.device)
+        self.sampler = UniformSampler(self.replay.buffer)
+        self.step = torch.zeros((), dtype=torch.int64, device=self.device)
+        self.streams = Streams(list(config.seeds), self.step)
+        own = SACConfig(
+            hidden_width=config.hidden_width, actor_lr=config.lr, critic_lr=config.lr, batch_size=config.batch_size
+        )
+        plugins = Plugins([LayerNorm(LayerNormConfig())] if config.layer_norm else [])
+        self.algorithm = SAC(own, Stack(config.seeds, *widths, self.device), self.streams, plugins)
+        self._graphed = GraphedCalls(self._update) if self.device.type == "cuda" else None
+        self._metrics: dict[str, Tensor] = {}
+        self.blocks, self.updates = 0, 0
+        self.returns: list[list[float]] = [[] for _ in config.seeds]  # since the last snapshot
+        self._recent = [deque[float](maxlen=20) for _ in config.seeds]  # for people
+        self._evaluations: list[tuple[int, Future[Array]]] = []
+
+    # -- one update
+
+    def _update(self, step: int) -> dict[str, Tensor]:
+        self.step.add_(1)
+        buffer, rows = self.replay.buffer, self.sampler.rows(self.streams, self.config.batch_size)
+        batch = buffer.gather(rows)
+        if self.turns is not None:  # an equal part of the batch by each symmetry
+            packed = buffer.packed.index_select(0, rows.flatten()).view(*rows.shape, -1)
+            batch = buffer.unpack((packed.unflatten(1, (len(self.turns), -1)) @ self.turns).flatten(1, 2))
+        return {name: value.detach() for name, value in self.algorithm.update(batch, step, batch).items()}
+
+    def _updates_of(self, block: int) -> int:
+        """How many come with a block: none in random ones, and on average `updates_per_step` a step."""
+        rows, rate = self.config.block_rows, self.config.updates_per_step
+        first = -(-self.config.random_steps // rows)
+        return 0 if block < first else int((block + 1 - first) * rows * rate) - int((block - first) * rows * rate)
+
+    # -- the whole
+
+    @property
+    def steps(self) -> int:
+        return self.blocks * self.config.block_rows
+
+    def work(self, workers: int, seconds: float | None) -> Generator[bool, None, None]:
+        """Train, and yield now and then: whether anything was done, or all is waiting for the device and simulators.
+
+        workers: processes that simulate; 0: this one. seconds: stop after so many.
+        """
+        config, began = self.config, time.monotonic()
+        last_line, first_updates = began, self.updates
+        fresh = True  # new episodes are to begin
+        with (
+            Collector(self.task, config.seeds, config.envs, workers) as collector,
+            EvaluationPool(self.task, 1) if config.evaluation_episodes else nullcontext() as pool,
+        ):
+            while self.steps < config.steps and (seconds is None or time.monotonic() - began < seconds):
+                before = self.steps
+                random = before < config.random_steps
+                collector.start(None if random else self.policies(), self.blocks, BLOCK, fresh)
+                for i in range(self._updates_of(self.blocks)):
+                    self.updates += 1
+                    self._metrics = self._graphed(self.updates) if self._graphed else self._update(self.updates)
+                    if i % TURN == 0:
+                        yield True
+                event = torch.cuda.Event() if self.device.type == "cuda" else None
+                if event is not None:
+                    event.record()
+                while not (collector.ready() and (event is None or event.query())):
+                    yield False
+                block = collector.finish()
+                self.replay.append(block.rows)
+                self.blocks += 1
+                for own, recent, new in zip(self.returns, self._recent, block.returns, strict=True):
+                    own += new
+                    recent.extend(new)
+                done = self.steps >= config.steps
+
+                def due(every: int, before: int = before, done: bool = done) -> bool:
+                    return done or before // every < self.steps // every
+
+                if due(config.snapshot_every):
+                    self._save_snapshot()
+                    self._log()
+                if pool is not None and due(config.evaluate_every):
+                    returns = pool.submit(_mean_policies(self.policies()), config.evaluation_episodes, EVALUATION_SEED)
+                    self._evaluations.append((self.steps, returns))
+                self._log_evaluations()
+                if time.monotonic() - last_line > LINE_SECONDS or done:
+                    last_line = time.monotonic()
+                    self._print_progress((self.updates - first_updates) / (last_line - began))
+                fresh = due(config.checkpoint_every)
+                if fresh:
+                    self._save_checkpoint()
+                yield True
+            if self.steps < config.steps:
+                self._save_snapshot()
+                self._log()
+                self.print_line(f"{self.task.name}: stopped at {self.steps:,} of {config.steps:,} steps")
+            waited = time.monotonic()
+            while self._evaluations and (seconds is None or time.monotonic() - waited < PATIENCE_SECONDS):
+                yield False
+                self._log_evaluations()
+
+    def policies(self) -> dict[str, Array]:
+        return policy_arrays(self.algorithm.actor, self.low, self.high)
+
+    # -- what is written
+
+    def _save_snapshot(self) -> None:
+        path = self.folder / "snapshots" / f"{self.steps:010d}.safetensors"
+        facts = {"c4rl": __version__, "task": self.task.name, "environment": simulator(self.task) or ""}
+        facts |= {"steps": str(self.steps), "updates": str(self.updates), "seeds": json.dumps(self.config.seeds)}
+        write_gaussian(path, self.policies(), facts)
+
+    def _append(self, entry: dict[str, Any]) -> None:
+        with open(self.folder / "progress.jsonl", "a") as file:
+            print(json.dumps(entry), file=file)
+
+    def _log(self) -> None:
+        """Means of the training episodes since the last entry, and the last update's losses."""
+        means = [float(np.mean(own)) if own else None for own in self.returns]
+        values = {name: tensor.tolist() for name, tensor in self._metrics.items()}
+        counts = [len(own) for own in self.returns]
+        self._append({"steps": self.steps, "updates": self.updates, "returns": means, "episodes": counts} | values)
+        self.returns = [[] for _ in self.returns]
+
+    def _print_progress(self, updates_a_second: float) -> None:
+        shown = " ".join(f"{np.mean(own):,.0f}" if own else "-" for own in self._recent)
+        self.print_line(
+            f"{self.task.name}: {self.steps:,} steps, {self.updates:,} updates ({updates_a_second:,.0f}/s), "
+            f"returns of training {shown}"
+        )
+
+    def _log_evaluations(self) -> None:
+        """Log finished evaluations in their order."""
+        while self._evaluations and self._evaluations[0][1].done():
+            steps, future = self._evaluations.pop(0)
+            mean, std = future.result().mean(1), future.result().std(1)
+            self._append({"steps": steps, "evaluation": mean.tolist(), "std": std.tolist()})
+            shown = " ".join(f"{m:,.0f} ± {s:,.0f}" for m, s in zip(mean, std, strict=True))
+            self.print_line(f"{self.task.name}: evaluated at {steps:,} steps: {shown}")
+
+    # -- checkpoints
+
+    @property
+    def _checkpoint(self) -> Path:
+        return self.folder / "checkpoint.safetensors"
+
+    def _save_checkpoint(self) -> None:
+        arrays = {name: tensor.cpu().contiguous().numpy() for name, tensor in self.algorithm.state().items()}
+        arrays["replay"] = self.replay.packed[:, : self.replay.held].cpu().contiguous().numpy()
+        progress = {"blocks": self.blocks, "updates": self.updates, "written": self.replay.written}
+        facts = {"progress": json.dumps(progress), "returns": json.dumps(self.returns)}
+        with replacing(self._checkpoint) as temporary:
+            save_file(arrays, temporary, facts)
+
+    def restore(self) -> None:
+        """Go on from the last checkpoint, if there is one."""
+        kept = []
+        if self._checkpoint.exists():
+            with safe_open(self._checkpoint, framework="pt") as file:
+                facts = file.metadata()
+                for name, tensor in self.algorithm.state().items():
+                    tensor.copy_(file.get_tensor(name))
+                rows = file.get_tensor("replay")
+            self.replay.packed[:, : rows.shape[1]] = rows.to(self.device)
+            progress = json.loads(facts["progress"])
+            self.blocks, self.updates = progress["blocks"], progress["updates"]
+            self.replay.written, self.returns = progress["written"], json.loads(facts["returns"])
+            self.replay.mark()
+            self.step.fill_(self.updates)
+            log = (self.folder / "progress.jsonl").read_text().splitlines()
+            kept = [line for line in log if json.loads(line)["steps"] <= self.steps]
+        with replacing(self.folder / "progress.jsonl") as temporary:
+            temporary.write_text("".join(f"{line}\n" for line in kept))
+
+
+def _turns(task: Task, batch_size: int, device: torch.device) -> Tensor | None:
+    """The simulator's symmetries as matrices on packed rows, [K, width, width]."""
+    if (found := symmetries_of(task)) is None:
+        return None
+    observations, actions = (torch.from_numpy(matrices).to(device) for matrices in found)
+    if batch_size % len(observations):
+        raise InputError(
+            f"--batch-size: found {batch_size}, expected a multiple of {len(observations)} for {task.name}"
+        )
+    same = torch.ones(1, 1, device=device)
+    pairs = zip(observations, actions, strict=True)
+    return torch.stack([torch.block_diag(s, a, s, a, same, same, same) for s, a in pairs])
+
+
+def _action_space(task: Task) -> Any:
+    environment = make_environment(task)
+    try:
+        return environment.action_space
+    finally:
+        environment.close()
+
+
+def open_training(
+    config: BehaviourConfig, folder: Path, print_line: Callable[[str], None] = print
+) -> BehaviourTraining:
+    """A training in a new folder, or the one that is there, as of its last checkpoint.
+
+    The folder holds config.json, progress.jsonl, snapshots/ and checkpoint.safetensors.
+    """
+    task = get_task(config.task)
+    if (absent := missing(task)) is not None:
+        raise InputError(f"task '{task.name}' cannot be simulated here: {absent}")
+    described = {name: value for name, value in asdict(config).items() if name != "device"}
+    described |= {"seeds": list(config.seeds), "task": task.name, "c4rl": __version__, "environment": simulator(task)}
+    note = folder / "config.json"
+    resumed = note.exists()
+    if resumed and (found := read_json(note, "the settings of a behaviour agent")) != described:
+        differs = next(name for name in [*described, *found] if described.get(name) != found.get(name))
+        raise InputError(
+            f"{note}: found {differs} {found.get(differs)}, expected {described.get(differs)}: "
+            "the folder holds another training; choose another output"
+        )
+    if not resumed and folder.exists() and any(folder.iterdir()):
+        raise InputError(f"{folder} exists already and is not overwritten; choose another name")
+    training = BehaviourTraining(replace(config, task=task.name), folder, print_line)
+    (folder / "snapshots").mkdir(parents=True, exist_ok=True)
+    write_json(note, described)
+    training.restore()
+    return training
+
+
+def train_together(
+    jobs: Sequence[tuple[BehaviourConfig, Path, int]],
+    seconds: float | None = None,
+    print_line: Callable[[str], None] = print,
+) -> list[BehaviourTraining]:
+    """Train agents of several robots, (settings, folder, workers) each. On a GPU each robot has a stream of its own:
+    one update keeps only a small part of the device busy."""
+    trainings: list[BehaviourTraining] = []
+    turns: list[tuple[AbstractContextManager[Any], Generator[bool, None, None]]] = []
+    for config, folder, workers in jobs:
+        device = choose_device(config.device)
+        stream = torch.cuda.stream(torch.cuda.Stream()) if device.type == "cuda" else nullcontext()
+        with stream:
+            trainings.append(open_training(config, folder, print_line))
+        turns.append((stream, trainings[-1].work(workers, seconds)))
+    try:
+        while turns:
+            busy = False
+            for turn in list(turns):
+                with turn[0]:
+                    try:
+                        busy |= next(turn[1])
+                    except StopIteration:
+                        turns.remove(turn)
+            if not busy:
+                time.sleep(WAIT_SECONDS)
+    finally:
+        for _, work in turns:
+            work.close()
+    return trainings

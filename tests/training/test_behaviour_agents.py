@@ -1,0 +1,163 @@
+"""Behaviour agents: SAC on rows that keep coming, the same for any number of workers and interruptions."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from c4rl.algorithms.sac import SAC, SACConfig
+from c4rl.core.buffer import TransitionBuffer
+from c4rl.core.errors import InputError
+from c4rl.core.networks import Stack
+from c4rl.core.random import Streams
+from c4rl.data.collection import Collector
+from c4rl.data.policy_files import read_policies
+from c4rl.environments.tasks import get_task
+from c4rl.plugins.seams import Plugins
+from c4rl.training.behaviour import BehaviourConfig, open_training, train_together
+
+HOPPER = get_task("hopper-expert")
+
+
+class Follow(gymnasium.Env):
+    """Reward -(2a - s)², a new s at each step; an s above 0.9 ends the episode, ten steps cut it."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Box(-2, 2, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.state = self.np_random.uniform(-1, 0.9, 1).astype(np.float32)
+        return self.state, {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
+        reward = -float((2 * action[0] - self.state[0]) ** 2)
+        self.state = self.np_random.uniform(-1, 1, 1).astype(np.float32)
+        return self.state, reward, bool(self.state[0] > 0.9), False, {}
+
+
+gymnasium.register("c4rl-Follow-v0", Follow, max_episode_steps=10)
+
+SMALL: dict[str, Any] = {
+    "task": "gym:c4rl-Follow-v0",
+    "steps": 1024,
+    "envs": 8,
+    "random_steps": 256,
+    "batch_size": 32,
+    "hidden_width": 16,
+    "snapshot_every": 256,
+    "checkpoint_every": 512,
+    "evaluation_episodes": 0,
+    "device": "cpu",
+}
+
+
+def train(folder: Path, **changes: Any) -> Path:
+    train_together([(BehaviourConfig(**SMALL | changes), folder, 0)], print_line=lambda line: None)
+    return folder
+
+
+def test_rows_depend_neither_on_the_number_of_workers_nor_on_other_runs() -> None:
+    def rows(seeds: list[int], workers: int) -> np.ndarray:
+        with Collector(HOPPER, seeds, 16, workers) as collector:
+            found = []
+            for block in range(2):
+                collector.start(None, block, 20, block == 0)
+                found.append(collector.finish())
+            assert all(len(own) >= 5 for own in found[1].returns)  # a falling robot lasts for 20 steps or so
+            return np.concatenate([block.rows for block in found], axis=1)
+
+    here, there = rows([3, 5], 0), rows([3, 5], 2)
+    assert np.array_equal(here, there) and not np.array_equal(here[0], here[1])
+    assert np.array_equal(rows([5], 0)[0], here[1])
+
+
+def test_falls_are_terminal_and_time_outs_are_not() -> None:
+    task = get_task(SMALL["task"])
+    with Collector(task, [0], 8, 0) as collector:
+        collector.start(None, 0, 40, True)
+        block = collector.finish()
+    rows = block.rows[0].reshape(40, 8, -1)  # s, a, s', a', reward, continues, next action valid
+    observations, actions, following, rewards, continues = (rows[..., k] for k in (0, 1, 2, -3, -2))
+    assert np.array_equal(continues == 0, following > 0.9) and (continues == 0).any()
+    assert np.allclose(rewards, -((4 * actions - observations) ** 2), atol=1e-5)  # actions are scaled to [-1, 1]
+    new = observations[1:] != following[:-1]  # an episode began: after a fall or after ten steps
+    assert (new & (continues[:-1] == 1)).any() and new[continues[:-1] == 0].all()
+    assert new.sum() <= len(block.returns[0]) <= new.sum() + 8  # the last step may end episodes too
+
+
+def test_an_update_is_that_of_the_publication() -> None:
+    """Losses by hand: smaller target less α log π at s', and a temperature that falls where entropy is above -|A|."""
+    step = torch.ones((), dtype=torch.int64)
+    streams = Streams([4], step, torch.float64)
+    stack = Stack((4,), 3, 2, torch.device("cpu"), torch.float64)
+    sac = SAC(SACConfig(hidden_width=8), stack, streams, Plugins())
+    packed = torch.randn(16, 13, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    packed[:, 8:10] = 0
+    packed[:, -2] = (packed[:, -2] > 0).double()
+    batch = TransitionBuffer(packed, torch.zeros(16), (3, 2), [16]).gather(torch.arange(16)[None])
+    sac.temperature.log.data.fill_(-0.7)
+    with torch.no_grad():
+        there, log_there = sac.actor(batch.next_observations).sample(streams.normal("backup_action", 16, 2))
+        here, log_here = sac.actor(batch.observations).sample(streams.normal("actor_action", 16, 2))
+        alpha = np.exp(-0.7)
+        value = sac.target_critic(batch.next_observations, there).q.amin(1) - alpha * log_there
+        y = packed[None, :, -3] + 0.99 * packed[None, :, -2] * value
+        critic_loss = (sac.critic(batch.observations, batch.actions).q - y[:, None]).square().mean(2).sum(1)
+        actor_loss = (alpha * log_here - sac.critic(batch.observations, here).q.amin(1)).mean(1)
+    metrics = sac.update(batch, 1, batch)
+    torch.testing.assert_close(metrics["critic_loss"].detach(), critic_loss)
+    torch.testing.assert_close(metrics["actor_loss"].detach(), actor_loss)
+    assert -log_here.mean() > -2 and sac.temperature.log.item() < -0.7
+
+
+def test_an_agent_learns_and_its_snapshots_are_policy_files(tmp_path: Path) -> None:
+    folder = train(tmp_path / "a", steps=3072, seeds=(0, 1), updates_per_step=0.3, lr=3e-3)
+    log = [json.loads(line) for line in (folder / "progress.jsonl").read_text().splitlines()]
+    first, last = np.array(log[0]["returns"]), np.array(log[-1]["returns"])
+    assert (last > first / 4).all() and log[-1]["updates"] == int(0.3 * (3072 - 256))
+    snapshots = sorted((folder / "snapshots").iterdir())
+    assert len(snapshots) == 12
+    for policy in read_policies(snapshots[-1], get_task(SMALL["task"])):  # one per seed
+        actions = policy.act(np.linspace(-1, 1, 9, dtype=np.float32)[:, None])
+        assert np.abs(actions[:, 0] - np.linspace(-0.5, 0.5, 9)).max() < 0.2
+        assert policy.log_std_bounds == (-5, 2)
+
+
+def test_a_killed_training_goes_on_as_if_never_interrupted(tmp_path: Path) -> None:
+    whole, killed = train(tmp_path / "whole"), tmp_path / "killed"
+    work = open_training(BehaviourConfig(**SMALL), killed, lambda line: None).work(0, None)
+    while not (killed / "snapshots" / "0000000768.safetensors").exists():  # beyond the checkpoint at 512
+        next(work)
+    work.close()
+    train(killed)
+    assert (whole / "progress.jsonl").read_bytes() == (killed / "progress.jsonl").read_bytes()
+    for snapshot in ("0000000768.safetensors", "0000001024.safetensors"):
+        one, other = (load_file(folder / "snapshots" / snapshot) for folder in (whole, killed))
+        assert one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+    with pytest.raises(InputError, match=r"config\.json: found steps 1024, expected 2048: the folder holds another"):
+        train(whole, steps=2048)
+
+
+def test_agents_trained_together_are_those_trained_alone(tmp_path: Path) -> None:
+    both, alone = train(tmp_path / "both", seeds=(1, 2), steps=512), train(tmp_path / "alone", seeds=(2,), steps=512)
+    name = "snapshots/0000000512.safetensors"
+    (_, one), (other,) = (read_policies(folder / name, get_task(SMALL["task"])) for folder in (both, alone))
+    np.testing.assert_allclose(one.mean[0], other.mean[0], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"envs": 12}, "--envs: found 12, expected a multiple of 8"),
+        ({"seeds": (1, 1)}, "--seeds: found 1 1, expected different ones"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        BehaviourConfig(**SMALL | changes)
