@@ -11,6 +11,7 @@ EXTRAS = {
     "minari": "minari",
     "onnx": "onnx",
     "d3rlpy": "d3rlpy",
+    "torchrl": "torchrl",
     "gymnasium_robotics": "robotics",
 }
 
