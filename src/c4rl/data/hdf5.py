@@ -18,6 +18,9 @@ from c4rl.data.dataset import Array
 DEFLATE, SHUFFLE, FLETCHER32 = h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32
 
 
+NAMED = 12  # names that a message lists
+
+
 class Hdf5Array:
     """An array of numbers in the file, unread."""
 
@@ -92,19 +95,17 @@ class Hdf5:
     def __contains__(self, name: str) -> bool:
         return self.file.get(name, getlink=True) is not None  # true for a link to nothing, which `array` reports
 
+    def number(self, name: str, expected: str) -> int:
+        """A single whole number or flag."""
+        values = self._dataset(name, expected)
+        if values.shape != () or values.dtype.kind not in "iub":
+            raise problem(self.path, name, f"has shape {values.shape} and dtype {values.dtype}", expected)
+        return int(values[()])
+
     def array(self, name: str, expected: str) -> Hdf5Array:
         """An array of numbers, unread, or an InputError that says what was found instead."""
-        values = self.file.get(name)
-        if values is None:
-            parent = self.file.get(name.rpartition("/")[0] or "/")
-            found = "is a link to nothing" if name in self else f"is missing among {names_in(parent)}"
-            raise problem(self.path, name, found, expected)
-        if not isinstance(values, h5py.Dataset):
-            raise problem(self.path, name, f"is a {type(values).__name__.lower()}", expected)
+        values = self._dataset(name, expected)
         properties, stored = values.id.get_create_plist(), values.id.get_type()
-        if values.is_virtual or properties.get_external_count():
-            found = "takes its numbers from another file, which is refused"
-            raise problem(self.path, name, found, "an array in the file itself")
         codes = {properties.get_filter(i)[0] for i in range(properties.get_nfilters())}
         if other := codes - {DEFLATE, SHUFFLE, FLETCHER32}:
             raise problem(self.path, name, f"is packed by the HDF5 filter {min(other)}", "no compression, or gzip")
@@ -114,6 +115,24 @@ class Hdf5:
         if values.chunks is not None:
             self.allowance.check(name, values.dtype, values.chunks)
         return Hdf5Array(self.path, values)
+
+    def _dataset(self, name: str, expected: str) -> h5py.Dataset:
+        values = self.file.get(name)
+        if values is None:
+            parent = self.file.get(name.rpartition("/")[0] or "/")
+            found = "is a link to nothing" if name in self else f"is missing among {_some(names_in(parent))}"
+            raise problem(self.path, name, found, expected)
+        if not isinstance(values, h5py.Dataset):
+            raise problem(self.path, name, f"is a {type(values).__name__.lower()}", expected)
+        if values.is_virtual or values.id.get_create_plist().get_external_count():
+            found = "takes its numbers from another file, which is refused"
+            raise problem(self.path, name, found, "an array in the file itself")
+        return values
+
+
+def _some(names: list[str]) -> str:
+    """A file of episodes may have thousands."""
+    return str(names) if len(names) <= NAMED else f"{names[:NAMED]} and {len(names) - NAMED} more"
 
 
 def names_in(group: object) -> list[str]:

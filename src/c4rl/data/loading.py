@@ -14,6 +14,7 @@ from c4rl.core.errors import InputError
 from c4rl.data.arrays import read_arrays
 from c4rl.data.assembly import Log, assemble
 from c4rl.data.checks import TaskLike, action_bounds, reason
+from c4rl.data.d3rlpy import COUNT, read_d3rlpy
 from c4rl.data.d4rl import read_d4rl
 from c4rl.data.dataset import Dataset
 from c4rl.data.hdf5 import names_in
@@ -22,7 +23,7 @@ from c4rl.environments.tasks import Task
 
 Reader = Callable[[Path, TaskLike | None], Log]
 
-EXPECTED = "expected an npz file, a D4RL HDF5 file, or the folder of a local Minari dataset"
+EXPECTED = "expected an npz file, a D4RL or d3rlpy HDF5 file, or the folder of a local Minari dataset"
 KNOWN_FOREIGN = {
     b"\x93NUMPY": "a single numpy array (.npy)",
     b"PAR1": "a Parquet file",
@@ -44,8 +45,10 @@ def _recognise(path: Path) -> tuple[str, Reader]:
         return "an npz file", read_arrays
     if head == b"\x89HDF\r\n\x1a\n" or h5py.is_hdf5(path):
         with h5py.File(path, "r") as content:
-            in_episodes = any(name.startswith("episode_") for name in names_in(content))
-        return ("a Minari HDF5 file", read_minari) if in_episodes else ("a D4RL HDF5 file", read_d4rl)
+            names = names_in(content)
+        if any(name.startswith("episode_") for name in names):
+            return "a Minari HDF5 file", read_minari
+        return ("a d3rlpy dump", read_d3rlpy) if COUNT in names else ("a D4RL HDF5 file", read_d4rl)
     found = next((name for magic, name in KNOWN_FOREIGN.items() if head.startswith(magic)), "in no known format")
     raise InputError(f"{path}: the file is {found}; {EXPECTED}.")
 
@@ -58,7 +61,7 @@ def load_dataset(
     action_high: ArrayLike | None = None,
     clip_actions: bool = False,
 ) -> Dataset:
-    """Read an npz file, a D4RL HDF5 file or a local Minari dataset (its folder, or `minari:<id>`).
+    """Read an npz file, a D4RL HDF5 file, a d3rlpy dump or a local Minari dataset (its folder, or `minari:<id>`).
 
     The content decides the format, not the name. Action bounds come from the arguments, else from the file,
     else they are [-1, 1]; actions outside them are refused, or clipped with `clip_actions`. With a `task`, its
