@@ -11,6 +11,8 @@ from c4rl.core.extras import how_to_install
 from c4rl.integrations.loss_features import LossFeatures, penalty_of
 from c4rl.plugins.c4.anywhere import C4Anywhere, C4AnywhereConfig
 
+__all__ = ["ClusteredDataset", "with_c4"]
+
 MARK = "_c4rl"  # on an implementation whose critic loss has the penalty
 
 
@@ -71,6 +73,7 @@ class ClusteredDataset:
         return getattr(self._dataset, name)
 
     def sample_transition_batch(self, batch_size: int) -> Any:
+        """As d3rlpy's own, of C4's rows."""
         if self._algo.impl is not self._impl:
             raise InputError("with_c4: the algorithm was built anew, expected the networks that C4 was given")
         rows = self.c4.rows(batch_size)

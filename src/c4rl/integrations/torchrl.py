@@ -17,6 +17,8 @@ from c4rl.core.extras import how_to_install
 from c4rl.integrations.loss_features import LossFeatures, penalty_of
 from c4rl.plugins.c4.anywhere import C4Anywhere, C4AnywhereConfig
 
+__all__ = ["with_c4"]
+
 CRITIC_LOSSES = {"TD3BCLoss": "qvalue_loss", "CQLLoss": "q_loss", "IQLLoss": "qvalue_loss"}  # method of each loss
 MARK = "_c4rl"  # on a loss whose critic loss has the penalty
 STATE = "c4.safetensors"  # of a sampler, in the folder of its buffer
