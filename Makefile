@@ -8,7 +8,7 @@ TORCH ?=
 # How many spoiled files `make fuzz` tries; of run folders and command lines, half as many.
 CASES ?= 20000
 
-.PHONY: run test test-ray lint fuzz clean
+.PHONY: run test test-ray lint fuzz docs clean
 
 run: $(VENV)/.installed
 	$(BIN)/c4rl demo
@@ -26,6 +26,10 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+# The documentation, in build/site; look at it with: python3 -m http.server --directory build/site
+docs: $(VENV)/.installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 fuzz: $(VENV)/.installed-dev
 	C4RL_FUZZ=$(CASES) OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal tests/data/test_fuzzed_files.py tests/cli/test_fuzzed_commands.py

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +11,8 @@ import numpy as np
 import pytest
 
 import c4rl
-from c4rl.cli.main import main
+from tests.documents import ROOT, command_lines, exit_code
 
-ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
 BIN = Path(sys.executable).parent
 
@@ -76,16 +74,6 @@ def execute(command: list[str], folder: Path) -> str:
     return done.stdout
 
 
-def exit_code(line: str) -> object:
-    """Of a command line of c4rl in this process."""
-    program, *arguments = shlex.split(line)
-    assert program == "c4rl"
-    try:
-        return main(arguments)
-    except SystemExit as end:  # --help
-        return end.code
-
-
 @pytest.fixture(scope="module")
 def executed(folder: Path) -> Path:
     """The folder after everything in the README was run there: `data info` by a shell, as all would be, other commands
@@ -94,7 +82,7 @@ def executed(folder: Path) -> Path:
         if language == "python":
             execute([sys.executable, "-c", shortened(code)], folder)
             continue
-        lines = [line for line in code.replace("\\\n", " ").splitlines() if line.strip() and not is_make(line)]
+        lines = [line for line in command_lines(code) if not is_make(line)]
         for line in map(shortened, lines):
             if line.startswith("c4rl data info"):
                 execute(["bash", "-c", line], folder)

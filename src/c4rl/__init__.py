@@ -8,7 +8,7 @@ from c4rl.core.version import __version__
 
 if TYPE_CHECKING:
     from c4rl.data import Dataset, load_dataset
-    from c4rl.jobs.config import TrainConfig
+    from c4rl.jobs.config import TrainConfig, empty_config
     from c4rl.plugins.c4.anywhere import C4Anywhere, C4AnywhereConfig
     from c4rl.results.policies import load_policy
     from c4rl.training.loop import resume, train
@@ -20,6 +20,7 @@ __all__ = [
     "InputError",
     "TrainConfig",
     "__version__",
+    "empty_config",
     "load_dataset",
     "load_policy",
     "resume",
@@ -32,6 +33,7 @@ _ROOMS = {
     "Dataset": "c4rl.data",
     "load_dataset": "c4rl.data",
     "TrainConfig": "c4rl.jobs.config",
+    "empty_config": "c4rl.jobs.config",
     "train": "c4rl.training.loop",
     "resume": "c4rl.training.loop",
     "load_policy": "c4rl.results.policies",

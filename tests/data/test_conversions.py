@@ -1,4 +1,4 @@
-"""Datasets out and in again: npz, D4RL's HDF5 and Minari hold the same rows, bit for bit."""
+"""Datasets out and in again: npz, D4RL's HDF5, Minari and d3rlpy's dumps hold the same rows, bit for bit."""
 
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -15,7 +15,7 @@ from c4rl.environments.tasks import get_task
 from tests.cli.support import run
 from tests.data.conftest import logged_arrays
 
-OUTPUTS = {"npz": "out.npz", "hdf5": "out.hdf5", "minari": "folder-v0"}
+OUTPUTS = {"npz": "out.npz", "hdf5": "out.hdf5", "minari": "folder-v0", "d3rlpy": "out.h5"}
 
 
 def assert_equal_rows(found: Dataset, expected: Dataset) -> None:
@@ -78,6 +78,65 @@ def test_minari_loads_what_we_wrote(dataset: Dataset, tmp_path: Path, monkeypatc
     assert environment.reset(seed=0)[0].shape == (4,)
     assert minari.get_normalized_score(loaded, np.float64(20.66)) == pytest.approx(1)
     np.testing.assert_array_equal(load_dataset("minari:c4rl/made-up-v3").rewards, dataset.rewards)
+
+
+def test_a_dump_of_d3rlpys_own_is_read(dataset: Dataset, tmp_path: Path) -> None:
+    """Without next observations: the last row of a cut episode is no transition, as in d3rlpy."""
+    path = write_dataset(dataset, str(tmp_path / "a.h5"), "d3rlpy")
+    with h5py.File(path, "a") as file:
+        assert [bool(file[f"terminated_{i}"][()]) for i in range(5)] == [True, False, False, True, False]
+        assert file["rewards_2"].shape == (20, 1) and file["num_episodes"][()] == 5
+        del file["c4rl"]
+    found = load_dataset(path)
+    kept = ~dataset.timeouts
+    assert len(found) == 57 and found.terminals.sum() == 2
+    for name in ("observations", "actions", "rewards", "terminals"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(dataset, name)[kept])
+    inside = kept & ~dataset.terminals
+    np.testing.assert_array_equal(found.next_observations[~found.terminals], dataset.next_observations[inside])
+    # the rows before those left out keep their true next actions, and trajectories that were cut end cut
+    np.testing.assert_array_equal(found.next_action_valid, inside[kept])
+    np.testing.assert_array_equal(found.next_actions[~found.terminals], dataset.next_actions[inside])
+    assert found.timeouts.sum() == 2  # the trajectory of one row is gone
+
+
+def test_d3rlpy_loads_what_we_wrote_and_we_what_it_dumps(dataset: Dataset, tmp_path: Path) -> None:
+    d3rlpy = pytest.importorskip("d3rlpy", reason="reading dumps in d3rlpy itself needs the package d3rlpy")
+    path = write_dataset(dataset, str(tmp_path / "ours.h5"), "d3rlpy")
+    with path.open("rb") as file:
+        buffer = d3rlpy.dataset.ReplayBuffer.load(file, d3rlpy.dataset.InfiniteBuffer())
+    # d3rlpy drops the second one, which has one row and is cut: it holds no transition
+    assert [bool(episode.terminated) for episode in buffer.episodes] == [True, False, True, False]
+    rows = dataset.observations[dataset.trajectory_ids != 1]
+    np.testing.assert_array_equal(np.concatenate([episode.observations for episode in buffer.episodes]), rows)
+    assert buffer.transition_count == 57
+    with (tmp_path / "theirs.h5").open("w+b") as file:
+        buffer.dump(file)
+    with h5py.File(path, "a") as file:
+        del file["c4rl"]
+    assert_equal_rows(load_dataset(tmp_path / "theirs.h5"), load_dataset(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("num_episodes", 6, r"'observations_5' is missing among .* and 12 more"),
+        ("num_episodes", 0, "'num_episodes' is 0 in a file of 24 names"),
+        ("num_episodes", [1], r"'num_episodes' has shape \(1,\)"),
+        ("terminated_1", 0.5, "'terminated_1' has shape .* and dtype float64; expected 0 or 1"),
+        ("rewards_0", np.zeros(3), "'rewards' has 3 rows"),
+        ("actions_4", np.zeros((20, 3)), r"'actions' have the widths \[2, 3\]"),
+        ("observations_2", np.zeros((20, 3, 8, 8)), "observations"),
+        ("c4rl/next_observations", np.zeros((60, 2)), "'c4rl/next_observations' has shape"),
+    ],
+)
+def test_damaged_dumps_are_refused(name: str, value: object, message: str, dataset: Dataset, tmp_path: Path) -> None:
+    path = write_dataset(dataset, str(tmp_path / "a.h5"), "d3rlpy")
+    with h5py.File(path, "a") as file:
+        del file[name]
+        file[name] = value
+    with pytest.raises(InputError, match=message):
+        load_dataset(path)
 
 
 def test_rows_that_do_not_join_are_no_minari_episodes(save: Callable[..., Path], tmp_path: Path) -> None:

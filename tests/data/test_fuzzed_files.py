@@ -26,6 +26,7 @@ from hypothesis.extra import numpy as hn
 import c4rl
 from c4rl.core.errors import InputError
 from c4rl.data import describe, load_dataset, render
+from c4rl.data.d3rlpy import write_columns
 from tests.cli.support import listing
 from tests.data.conftest import logged_arrays
 
@@ -118,6 +119,13 @@ def goals(file: h5py.File) -> None:
             file[f"episode_{k}/observations/{name}"] = np.ones((length + 1, width))
 
 
+def d3rlpy(file: h5py.File) -> None:
+    rng = np.random.default_rng(0)
+    sizes = {"observations": 3, "actions": 2, "rewards": 1}
+    episodes = [{name: rng.uniform(-1, 1, (length, width)) for name, width in sizes.items()} for length in LENGTHS]
+    write_columns(file, [episode | {"terminated": True} for episode in episodes])
+
+
 LOGGED = logged_arrays(LENGTHS, [True, False, False])
 FIELDS = {name: values for name, values in LOGGED.items() if name != "trajectory_ids"} | {
     "timeouts": np.arange(ROWS) % 5 == 4
@@ -142,6 +150,7 @@ WHOLE = {
     "hdf5": hdf5_bytes(d4rl),
     "compressed hdf5": hdf5_bytes(lambda file: d4rl(file, compressed=True)),
     "latest hdf5": hdf5_bytes(d4rl, libver="latest"),
+    "d3rlpy": hdf5_bytes(d3rlpy),
     "minari": hdf5_bytes(minari),
     "minari with goals": hdf5_bytes(goals),
 }
@@ -392,7 +401,7 @@ def _inside_array(file: h5py.File, name: str) -> bool:
 def test_hdf5_nodes_of_any_kind(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "file"
-        spoiled_hdf5(path, WHOLE[data.draw(st.sampled_from(["hdf5", "compressed hdf5"]))], data.draw)
+        spoiled_hdf5(path, WHOLE[data.draw(st.sampled_from(["hdf5", "compressed hdf5", "d3rlpy"]))], data.draw)
         check(path, path.parent)
 
 

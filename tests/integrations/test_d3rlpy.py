@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from c4rl.core.errors import InputError
 from c4rl.data import load_dataset
@@ -95,6 +96,22 @@ def test_without_weight_the_losses_are_d3rlpys_on_the_same_rows(dataset: Any) ->
             losses.append(one.update(batch))
         assert losses[0].pop("c4_penalty") == 0
         assert losses[0] == losses[1]
+
+
+def test_it_takes_less_than_half_as_much_arithmetic_again(dataset: Any) -> None:
+    """An update of TD3+BC, the cheapest of the three; a clock would judge the machine's other work."""
+    algo, plain = algorithm("td3_bc"), algorithm("td3_bc")
+    data = with_c4(algo, dataset)
+    d3rlpy.algos.utility.build_scalers_with_transition_picker(plain, dataset)
+    plain.build_with_dataset(dataset)
+    counts = []
+    for one, rows in ((algo, data), (plain, dataset)):
+        one.update(rows.sample_transition_batch(256))
+        with FlopCounterMode(display=False) as counter:
+            for _ in range(2):  # one of them with the actor's
+                one.update(rows.sample_transition_batch(256))
+        counts.append(counter.get_total_flops())
+    assert 1 < counts[0] / counts[1] < 1.5
 
 
 def test_rows_are_scaled_and_chosen_as_d3rlpys_batches_are(dataset: Any) -> None:

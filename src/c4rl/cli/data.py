@@ -73,7 +73,7 @@ def record(arguments: Arguments) -> int:
 @dataclass(frozen=True)
 class InfoFlags(Options):
     dataset: tyro.conf.Positional[str]
-    """An npz file, D4RL hdf5, or a local Minari dataset."""
+    """An npz file, D4RL hdf5, a d3rlpy dump, or a local Minari dataset."""
     task: str = "none"
     """A name from `c4rl tasks`, for normalised returns and a check of the dimensions."""
     action_low: tuple[float, ...] | None = option(None, at_least=-1e9, at_most=1e9)
@@ -108,8 +108,9 @@ def info(arguments: Arguments) -> int:
 class ConvertFlags(Options):
     files: tyro.conf.Positional[tuple[str, ...]]
     """IN OUT: a dataset as for `c4rl data info`, and a new file or, for Minari, a new folder or minari:ID."""
-    format: Literal["auto", "npz", "hdf5", "minari"] = "auto"
-    """Format of OUT: plain arrays, D4RL's layout, or Minari; auto: by its name."""
+    format: Literal["auto", "npz", "hdf5", "minari", "d3rlpy"] = "auto"
+    """Format of OUT: plain arrays, D4RL's layout, Minari, or what d3rlpy's ReplayBuffer.load reads; auto: by its name,
+    and never d3rlpy."""
     task: str = "none"
     """A name from `c4rl tasks`: checks the dimensions, and tells Minari the environment."""
     size: int | None = option(None, at_least=1, at_most=10**9)

@@ -67,6 +67,7 @@ def option(
 
 
 def declaration(field: "dataclasses.Field[Any]") -> Declaration:
+    """What `option` said of a field."""
     return field.metadata.get(_METADATA, Declaration())
 
 
@@ -76,6 +77,7 @@ def plain_name(name: str) -> str:
 
 
 def flag_of(name: str) -> str:
+    """A field's name on the command line, without the dashes in front."""
     return plain_name(name).replace("_", "-")
 
 

@@ -13,6 +13,7 @@ EXTRAS = {
     "d3rlpy": "d3rlpy",
     "ray": "ray",
     "optuna": "search",
+    "torchrl": "torchrl",
     "gymnasium_robotics": "robotics",
 }
 

@@ -33,6 +33,10 @@ IN_FILE = ["observations", "actions", "rewards", "terminals", "timeouts", "next_
 IN_FILE += ["metadata/action_low", "metadata/action_high", "metadata/c4rl"]
 IN_EPISODE = ["observations", "actions", "rewards", "terminations", "truncations"]
 IN_EPISODE += ["observations/observation", "observations/achieved_goal", "observations/desired_goal"]
+# Of a d3rlpy dump: its columns, numbered by episode, and what only those written by c4rl have.
+NUMBERED = ["observations_", "actions_", "rewards_", "terminated_"]
+IN_FILE += ["num_episodes", *(f"c4rl/{name}" for name in ("next_observations", "next_actions", "next_action_valid"))]
+IN_FILE += [f"c4rl/{name}" for name in ("action_low", "action_high", "metadata")]
 OWN = ["infos/next_actions", "infos/next_action_valid"]
 # Limits of the process that finds the structure of one file; thousands of episodes take some seconds.
 SECONDS, SECONDS_PER_BYTE, MEMORY = 60.0, 1e-6, 2**32
@@ -50,6 +54,7 @@ class StructureProcess:
         """The structure of a file, or an InputError if libhdf5 did not survive it."""
         seconds = SECONDS + SECONDS_PER_BYTE * path.stat().st_size
         request = {"path": str(path.absolute()), "in_file": IN_FILE + OWN, "in_episode": IN_EPISODE + OWN}
+        request |= {"numbered": NUMBERED}
         with self._lock:
             try:
                 lines = self._lines(json.dumps(request | {"seconds": seconds, "memory": MEMORY}))
@@ -107,6 +112,7 @@ def _name(code: int) -> str:
 
 
 STRUCTURE = StructureProcess()
+NAMED = 12  # names that a message lists
 
 
 class Hdf5Array:
@@ -215,18 +221,16 @@ class Hdf5:
         most = self.allowance.stored - at
         return os.pread(self._descriptor, min(size, most), at) if at >= 0 and most > 0 else b""
 
+    def number(self, name: str, expected: str) -> int:
+        """A single whole number or flag."""
+        node = self._node(name, expected)
+        if "value" not in node:
+            raise problem(self.path, name, f"has shape {node['shape']} and dtype {node['dtype']}", expected)
+        return node["value"]
+
     def array(self, name: str, expected: str) -> Hdf5Array:
         """An array of numbers, unread, or an InputError that says what was found instead."""
-        node = self._nodes.get(name, {"kind": "missing"})
-        if node["kind"] == "error":
-            raise problem(self.path, name, f"is not readable ({reason(ValueError(node['error']))})", expected)
-        if node["kind"] != "array":
-            missing = f"missing among {self.names(name.rpartition('/')[0])}"
-            found = missing if node["kind"] == "missing" else f"a {node['kind']}"
-            raise problem(self.path, name, f"is {found}", expected)
-        if node.get("elsewhere"):
-            found = "takes its numbers from another file, which is refused"
-            raise problem(self.path, name, found, "an array in the file itself")
+        node = self._node(name, expected)
         if other := {code for code, _ in node["filters"]} - {DEFLATE, SHUFFLE, FLETCHER32}:
             raise problem(self.path, name, f"is packed by the HDF5 filter {min(other)}", "no compression, or gzip")
         if node["dtype"] is None:
@@ -238,6 +242,25 @@ class Hdf5:
         if "chunk" in node:
             self.allowance.check(name, dtype, tuple(node["chunk"]))
         return Hdf5Array(self, name, node)
+
+    def _node(self, name: str, expected: str) -> dict[str, Any]:
+        """What is known of an array in this file, or an InputError."""
+        node = self._nodes.get(name, {"kind": "missing"})
+        if node["kind"] == "error":
+            raise problem(self.path, name, f"is not readable ({reason(ValueError(node['error']))})", expected)
+        if node["kind"] != "array":
+            missing = f"missing among {_some(self.names(name.rpartition('/')[0]))}"
+            found = missing if node["kind"] == "missing" else f"a {node['kind']}"
+            raise problem(self.path, name, f"is {found}", expected)
+        if node.get("elsewhere"):
+            found = "takes its numbers from another file, which is refused"
+            raise problem(self.path, name, found, "an array in the file itself")
+        return node
+
+
+def _some(names: list[str]) -> str:
+    """A file of episodes may have thousands."""
+    return str(names) if len(names) <= NAMED else f"{names[:NAMED]} and {len(names) - NAMED} more"
 
 
 @contextmanager

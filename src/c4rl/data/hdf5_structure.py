@@ -22,8 +22,9 @@ Node = dict[str, Any]
 REFUSALS = (OSError, LookupError, RuntimeError, ValueError, TypeError, ArithmeticError, MemoryError)
 
 
-def structure(path: str, in_file: list[str], in_episode: list[str]) -> Node:
-    """The names at the root, and what stands under the names wanted in a D4RL file or in each Minari episode."""
+def structure(path: str, in_file: list[str], in_episode: list[str], numbered: list[str]) -> Node:
+    """The names at the root, and what stands under the names wanted: in a file of columns, in each Minari episode, and
+    where they begin like those of a d3rlpy dump, which numbers its columns by episode."""
     with h5py.File(path, "r") as file:
         inside = h5py.h5l.TYPE_HARD, h5py.h5l.TYPE_SOFT
         outside = file.id.links.visit(lambda name, info: None if info.type in inside else name, info=True)
@@ -33,6 +34,7 @@ def structure(path: str, in_file: list[str], in_episode: list[str]) -> Node:
         episodes = [name for name in nodes[""]["names"] if name.startswith("episode_")]
         for episode in episodes:
             _add(file, episode, nodes)
+        in_file = in_file + [name for name in nodes[""]["names"] if name.startswith(tuple(numbered))]
         for name in [f"{episode}/{name}" for episode in episodes for name in in_episode] or in_file:
             _look_up(file, name, nodes)
         return {"nodes": nodes}
@@ -74,6 +76,8 @@ def _array(values: h5py.Dataset) -> Node:
     if node["dtype"] is None:
         node["type"] = str(dtype)[:300]
     if node["elsewhere"] or node["dtype"] is None or not node["shape"]:
+        if node["shape"] == () and dtype.kind in "iub" and not node["elsewhere"]:
+            node["value"] = int(values[()])
         return node
     node["plain"] = bool(dtype.kind == "b" or values.id.get_type().equal(h5py.h5t.py_create(dtype)))
     node["fill"] = np.asarray(values.fillvalue, dtype).tobytes().hex()
@@ -94,7 +98,7 @@ def answer(request: Node) -> Node:
     resource.setrlimit(resource.RLIMIT_AS, (request["memory"], request["memory"]))
     signal.setitimer(signal.ITIMER_REAL, request["seconds"])  # SIGALRM ends even a loop in C
     try:
-        return structure(request["path"], request["in_file"], request["in_episode"])
+        return structure(*(request[name] for name in ("path", "in_file", "in_episode", "numbered")))
     except REFUSALS as error:
         return {"error": str(error) or type(error).__name__}
 

@@ -13,6 +13,7 @@ from c4rl.core.errors import InputError
 from c4rl.data.arrays import read_arrays
 from c4rl.data.assembly import Log, assemble
 from c4rl.data.checks import TaskLike, action_bounds, reason
+from c4rl.data.d3rlpy import COUNT, read_d3rlpy
 from c4rl.data.d4rl import read_d4rl
 from c4rl.data.dataset import Dataset
 from c4rl.data.hdf5 import SIGNATURE, open_hdf5
@@ -21,7 +22,7 @@ from c4rl.environments.tasks import Task
 
 Reader = Callable[[Path, TaskLike | None], Log]
 
-EXPECTED = "expected an npz file, a D4RL HDF5 file, or the folder of a local Minari dataset"
+EXPECTED = "expected an npz file, a D4RL or d3rlpy HDF5 file, or the folder of a local Minari dataset"
 KNOWN_FOREIGN = {
     b"\x93NUMPY": "a single numpy array (.npy)",
     b"PAR1": "a Parquet file",
@@ -49,7 +50,9 @@ def _recognise(path: Path) -> tuple[str, Reader]:
 
 def _read_hdf5(path: Path, task: TaskLike | None) -> Log:
     with open_hdf5(path) as file:
-        return read_minari(file, task) if file.episodes else read_d4rl(file, task)
+        if file.episodes:
+            return read_minari(file, task)
+        return read_d3rlpy(file, task) if COUNT in file else read_d4rl(file, task)
 
 
 def load_dataset(
@@ -60,7 +63,7 @@ def load_dataset(
     action_high: ArrayLike | None = None,
     clip_actions: bool = False,
 ) -> Dataset:
-    """Read an npz file, a D4RL HDF5 file or a local Minari dataset (its folder, or `minari:<id>`).
+    """Read an npz file, a D4RL HDF5 file, a d3rlpy dump or a local Minari dataset (its folder, or `minari:<id>`).
 
     The content decides the format, not the name. Action bounds come from the arguments, else from the file,
     else they are [-1, 1]; actions outside them are refused, or clipped with `clip_actions`. With a `task`, its

@@ -1,4 +1,4 @@
-"""Datasets to files: npz, D4RL's HDF5 layout, Minari. What `load_dataset` reads from them is equal, bit for bit."""
+"""Datasets to files: npz, D4RL's HDF5, Minari, d3rlpy's dumps. What `load_dataset` reads from them is bit-equal."""
 
 import json
 import os
@@ -17,19 +17,20 @@ from c4rl.core.extras import installed
 from c4rl.core.files import replacing
 from c4rl.data.assembly import breaks, ends_of
 from c4rl.data.checks import problem
+from c4rl.data.d3rlpy import write_columns
 from c4rl.data.dataset import Array, Dataset
 from c4rl.data.metadata import C4RL, as_bytes
 from c4rl.data.minari import MAIN_FILE, PREFIX, root_folder
 from c4rl.environments.tasks import TASKS, get_task
 
 ROWS = ("observations", "actions", "rewards", "next_observations", "terminals", "timeouts")
-FORMATS = ("npz", "hdf5", "minari")
+FORMATS = ("npz", "hdf5", "minari", "d3rlpy")
 SUFFIXES = {".npz": "npz", ".hdf5": "hdf5", ".h5": "hdf5"}
 MINARI_VERSION = "0.5.0"  # of the layout
 
 
 def write_dataset(dataset: Dataset, output: str, format: str = "auto") -> Path:
-    """Write a new file (npz, hdf5) or a new folder (minari; its name, or minari:ID). auto: by the name."""
+    """Write a new file (npz, hdf5, d3rlpy) or a new folder (minari; its name, or minari:ID). auto: by the name."""
     if format == "auto":
         format = "minari" if output.startswith(PREFIX) else SUFFIXES.get(Path(output).suffix, "minari")
     path, dataset_id = Path(output), None
@@ -54,6 +55,8 @@ def write_dataset(dataset: Dataset, output: str, format: str = "auto") -> Path:
         write_npz(path, {name: getattr(dataset, name) for name in names}, dataset.metadata)
     elif format == "hdf5":
         _write_d4rl(path, dataset)
+    elif format == "d3rlpy":
+        _write_d3rlpy(path, dataset)
     else:
         assert dataset_id is not None
         _write_minari(path, dataset, dataset_id)
@@ -87,6 +90,21 @@ def _write_d4rl(path: Path, dataset: Dataset) -> None:
     with replacing(path) as temporary, h5py.File(temporary, "w") as file:
         for name, values in arrays.items():
             file.create_dataset(name, data=values, compression="gzip")
+
+
+def _write_d3rlpy(path: Path, dataset: Dataset) -> None:
+    stops = np.flatnonzero(ends_of(dataset.trajectory_ids)) + 1
+    episodes: list[dict[str, Any]] = []
+    for start, stop in zip([0, *stops[:-1]], stops, strict=True):
+        rows = slice(start, stop)
+        episode = {"observations": dataset.observations[rows], "actions": dataset.actions[rows]}
+        episodes.append(episode | {"rewards": dataset.rewards[rows, None], "terminated": dataset.terminals[stop - 1]})
+    own = {name: getattr(dataset, name) for name in ("next_observations", "action_low", "action_high")}
+    own |= _own_next_actions(dataset) | ({"metadata": as_bytes(dataset.metadata)} if dataset.metadata else {})
+    with replacing(path) as temporary, h5py.File(temporary, "w") as file:
+        write_columns(file, episodes)
+        for name, values in own.items():
+            file.create_dataset(f"{C4RL}/{name}", data=values, compression="gzip")
 
 
 def _minari_id(dataset: Dataset, folder: Path) -> str:

@@ -8,7 +8,10 @@ from torch import Tensor, nn
 
 from c4rl.core.errors import InputError
 from c4rl.core.extras import how_to_install
+from c4rl.integrations.loss_features import LossFeatures, penalty_of
 from c4rl.plugins.c4.anywhere import C4Anywhere, C4AnywhereConfig
+
+__all__ = ["ClusteredDataset", "with_c4"]
 
 MARK = "_c4rl"  # on an implementation whose critic loss has the penalty
 
@@ -70,6 +73,7 @@ class ClusteredDataset:
         return getattr(self._dataset, name)
 
     def sample_transition_batch(self, batch_size: int) -> Any:
+        """As d3rlpy's own, of C4's rows."""
         if self._algo.impl is not self._impl:
             raise InputError("with_c4: the algorithm was built anew, expected the networks that C4 was given")
         rows = self.c4.rows(batch_size)
@@ -79,14 +83,14 @@ class ClusteredDataset:
 
     def _add_penalty(self, critics: "list[tuple[_QValue, _QValue]]") -> None:
         plain = self._impl.compute_critic_loss
+        features = LossFeatures([critic for critic, _ in critics])
 
         def with_penalty(batch: Any, q_tpn: Tensor) -> Any:
             if self._drawn is None or batch.numpy_batch is not self._drawn[0]:
                 raise InputError("with_c4: found a batch of another dataset, expected algo.fit(with_c4(algo, dataset))")
-            loss, rows = plain(batch, q_tpn), self._drawn[1]
-            td_loss = loss.critic_loss.detach() / len(critics)
-            penalties = [self.c4.penalty(q, target, td_loss, rows) for q, target in critics]
-            return _with_field(loss, torch.stack(penalties).sum())
+            with features.recording():
+                loss = plain(batch, q_tpn)
+            return _with_field(loss, penalty_of(self.c4, critics, loss.critic_loss, self._drawn[1], features))
 
         self._impl.compute_critic_loss = with_penalty
         setattr(self._impl, MARK, self.c4)

@@ -60,7 +60,7 @@ class C4Anywhere:
         self.clustering = Clustering(self.config, [seed], [0], [len(state_actions)], device)
         self.weighted_penalty = WeightedPenalty(self.config, 1, device, dtype)
         self.report: dict[str, Tensor] = {}  # of the last clustering, and λR of the last penalty
-        self._updates = 0
+        self._updates, self._clustered_at = 0, 0
         self._rows: Tensor | None = None
         self._refresh()
 
@@ -93,8 +93,16 @@ class C4Anywhere:
 
     def rows(self, batch_size: int) -> Tensor:
         """The next batch, [B] row indices; re-clusters when due. Call it once per critic update."""
-        if self._updates and self._updates % self.config.period == 0:
+        self.refresh_when_due()
+        return self.draw(batch_size)
+
+    def refresh_when_due(self) -> None:
+        """Re-cluster where `period` batches were drawn since the last time: `rows` without the batch."""
+        if self._updates - self._clustered_at >= self.config.period:
             self._refresh()
+
+    def draw(self, batch_size: int) -> Tensor:
+        """`rows` from the clusters at hand: never looks at the critic, so that another thread may draw ahead."""
         self._updates += 1
         self.step.fill_(self._updates)
         if self.config.sampler == "uniform":
@@ -110,10 +118,12 @@ class C4Anywhere:
         target: CriticFunction,
         td_loss: Tensor | None = None,
         rows: Tensor | None = None,
+        features: Tensor | None = None,
     ) -> Tensor:
         """λR of these rows, to be added to this critic's loss (td_loss is needed for lambda "auto").
 
-        rows: [B] indices, where batches are drawn ahead of their use; default those drawn last.
+        rows: [B] indices, where batches are drawn ahead of their use; default those drawn last. features: [B, m], the
+        critic's penultimate ones at these rows, where the loop has them: proxy mode then does not compute them again.
         """
         rows = self._rows if rows is None else rows
         if rows is None:
@@ -121,12 +131,19 @@ class C4Anywhere:
         if self.weighted_penalty.is_zero:
             weighted = self.x.new_zeros(())
         else:
-            g = self._gradients(critic, self.x[rows], create_graph=True)
+            if features is None or self.config.mode == "exact":
+                g = self._gradients(critic, self.x[rows], create_graph=True)
+            else:
+                g = features
             g_next = self._gradients(target, self.x_next[rows], create_graph=False)
             td_loss = td_loss.reshape(1, 1) if td_loss is not None else None
             weighted = self.weighted_penalty(g_next[None, None], g[None, None], self.valid[rows][None], td_loss)[0, 0]
         self.report["c4_penalty"] = weighted.detach()
         return weighted
+
+    def features(self, critic: CriticFunction, rows: Tensor) -> Tensor:
+        """Penultimate features (proxy) or input gradients (exact) of a critic at these rows, [B, m], detached."""
+        return self._gradients(critic, self.x[rows], create_graph=False).detach()
 
     def state_dict(self) -> dict[str, Any]:
         """What a loop needs to go on as if it had never stopped, beside its own networks. Tensors and integers."""
@@ -148,6 +165,7 @@ class C4Anywhere:
         for name, tensor in kept.items():
             tensor.copy_(state[name])
         self._updates = int(state["updates"])
+        self._clustered_at = max(self._updates - 1, 0) // self.config.period * self.config.period
         self._rows = state["rows"].to(self.x.device) if "rows" in state else None
         self.step.fill_(self._updates)
 
@@ -171,6 +189,7 @@ class C4Anywhere:
             return g_next.unsqueeze(0), g.detach().unsqueeze(0), self.valid[rows]
 
         self.report = self.clustering.refresh(gradients, self.streams, self._updates)
+        self._clustered_at = self._updates // self.config.period * self.config.period
         for step, reason in self.clustering.failures().values():
             raise RuntimeError(f"update {step}: {reason}")
 

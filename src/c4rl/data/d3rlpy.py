@@ -1,0 +1,88 @@
+"""d3rlpy's own dumps (`ReplayBuffer.dump`, HDF5), read without d3rlpy.
+
+Episode i is `observations_i`, `actions_i`, `rewards_i` and one flag `terminated_i`: its last row is terminal, or cut.
+A dump holds no next observations, so that the last row of a cut episode, of which d3rlpy makes no transition either, is
+left out. Dumps that c4rl wrote have a group `c4rl` besides, which d3rlpy does not look at, with what would be lost.
+"""
+
+from functools import partial
+from typing import Any
+
+import h5py
+import numpy as np
+
+from c4rl.data.assembly import Log
+from c4rl.data.checks import (
+    TaskLike,
+    as_column,
+    as_flags,
+    as_float32,
+    check_same_length,
+    check_shapes,
+    check_width,
+    problem,
+)
+from c4rl.data.dataset import Array
+from c4rl.data.hdf5 import Hdf5
+from c4rl.data.metadata import C4RL, from_bytes
+
+COUNT = "num_episodes"  # tells a dump from other HDF5 files
+COLUMNS = ("observations", "actions", "rewards", "terminated")
+VERSION = "2.1"  # of d3rlpy's layout
+
+
+def read_d3rlpy(file: Hdf5, task: TaskLike | None = None) -> Log:
+    path = file.path
+    expected = f"d3rlpy's arrays {', '.join(f'{name}_0' for name in COLUMNS)}, ... of vectors"
+    array = partial(file.array, expected=expected)
+    count = file.number(COUNT, "the number of episodes")
+    names = len(file.names(""))
+    if not 1 <= count <= names:
+        raise problem(path, COUNT, f"is {count} in a file of {names} names", "1 or more, all in it")
+    parts: dict[str, list[Array]] = {name: [] for name in ("observations", "actions", "rewards", "ends")}
+    for i in range(count):
+        observations, actions = array(f"observations_{i}").read(), array(f"actions_{i}").read()
+        check_shapes(f"{path}: episode {i}", observations, actions, task)
+        rewards = as_column(path, f"rewards_{i}", array(f"rewards_{i}").read())
+        check_same_length(f"{path}: episode {i}", observations, actions=actions, rewards=rewards)
+        ends = np.zeros((2, len(rewards)), dtype=bool)  # terminal, cut
+        ends[0 if file.number(f"terminated_{i}", "0 or 1") else 1, -1:] = True
+        for name, values in zip(parts, (observations, actions, rewards, ends.T), strict=True):
+            parts[name].append(values if name == "ends" else as_float32(values))
+    for name in ("observations", "actions"):
+        if len(widths := {values.shape[1] for values in parts[name]}) > 1:
+            raise problem(path, name, f"have the widths {sorted(widths)}", "one width in all episodes")
+    rows = {name: np.concatenate(values) for name, values in parts.items()}
+    own = _own_fields(file, rows)
+    ends = rows.pop("ends")
+    if task is not None:
+        check_width(path, "observations", rows["observations"].shape[1], task.observation_dim, task)
+    own |= {"terminals": ends[:, 0].copy(), "cuts": ends[:, 1].copy()}
+    return Log(str(path), rows["observations"], rows["actions"], rows["rewards"], **own)
+
+
+def _own_fields(file: Hdf5, rows: dict[str, Array]) -> dict[str, Any]:
+    """What only dumps written by c4rl have."""
+    own: dict[str, Any] = {}
+    for name, like in (("next_observations", "observations"), ("next_actions", "actions")):
+        if (place := f"{C4RL}/{name}") in file:
+            values = file.array(place, "c4rl's own")
+            if values.shape != rows[like].shape:
+                raise problem(file.path, place, f"has shape {values.shape}", f"{rows[like].shape}")
+            own[name] = values.read(np.float32)
+    if (place := f"{C4RL}/next_action_valid") in file:
+        own["next_action_valid"] = as_flags(file.path, place, file.array(place, "c4rl's own").read())
+    for bound in ("action_low", "action_high"):
+        if (place := f"{C4RL}/{bound}") in file:
+            own[bound] = file.array(place, "c4rl's own").read()
+    if (place := f"{C4RL}/metadata") in file:
+        own["metadata"] = from_bytes(file.path, place, file.array(place, "c4rl's own").read())
+    return own
+
+
+def write_columns(file: h5py.File, episodes: list[dict[str, Any]]) -> None:
+    """As d3rlpy's `dump` does. episodes: arrays and a flag by their columns."""
+    file["columns"], file[COUNT], file["version"] = list(COLUMNS), len(episodes), VERSION
+    for i, episode in enumerate(episodes):
+        for name in COLUMNS:
+            file[f"{name}_{i}"] = episode[name]

@@ -1,0 +1,101 @@
+"""Features taken from another library's critic loss are the critic's, and a penalty on them has the same gradient."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from c4rl import C4Anywhere, C4AnywhereConfig
+from c4rl.integrations.loss_features import LossFeatures, penalty_of
+
+
+def critic(seed: int) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1)).double()
+
+
+@pytest.fixture
+def critics() -> list[tuple[nn.Module, nn.Module]]:
+    return [(critic(seed), critic(seed + 10)) for seed in (0, 1)]
+
+
+@pytest.fixture
+def c4(critics: Any) -> Iterator[C4Anywhere]:
+    x = torch.randn(200, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    yield C4Anywhere(*critics[0], x, x.roll(-1, 0), torch.ones(200), config=C4AnywhereConfig(K=2))
+
+
+def one_by_one(critics: Any, x: Tensor) -> Tensor:
+    """As in d3rlpy; other actions are looked at first."""
+    return sum((q(x + 1).square().mean() + (q(x) - 1).square().mean() for q, _ in critics), torch.zeros(()))
+
+
+def stacked(critics: Any, x: Tensor) -> Tensor:
+    """As in TorchRL: one network, whose weights are swapped in under vmap."""
+    network = critics[0][0]
+    weights = {
+        name: torch.stack([dict(q.named_parameters())[name] for q, _ in critics])
+        for name, _ in network.named_parameters()
+    }
+    q = torch.vmap(lambda own: torch.func.functional_call(network, own, (x,)))(weights)
+    return (q - 1).square().mean((1, 2)).sum()
+
+
+def elsewhere(critics: Any, x: Tensor) -> Tensor:
+    """The critics are called at other rows alone."""
+    return sum(((q(x + 1) - 1).square().mean() for q, _ in critics), torch.zeros(()))
+
+
+def gradients(loss: Tensor, critics: Any) -> list[Tensor]:
+    return list(torch.autograd.grad(loss, [weight for q, _ in critics for weight in q.parameters()]))
+
+
+@pytest.mark.parametrize(("plain", "found"), [(one_by_one, True), (stacked, True), (elsewhere, False)])
+def test_the_penalty_is_that_of_features_computed_anew(
+    plain: Callable[..., Tensor], found: bool, critics: Any, c4: C4Anywhere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded, rows = LossFeatures([critics[0][0]] if plain is stacked else [q for q, _ in critics]), c4.rows(32)
+    anew: list[Tensor] = []
+    features = c4._gradients
+
+    def counted(one: Any, x: Tensor, create_graph: bool) -> Tensor:
+        anew.extend([x] if create_graph else [])
+        return features(one, x, create_graph)
+
+    monkeypatch.setattr(c4, "_gradients", counted)
+    for _ in range(2):
+        with recorded.recording():
+            loss = plain(critics, c4.x[rows])
+        penalty = penalty_of(c4, critics, loss, rows, recorded)
+    assert len(anew) == (0 if found else 4)
+    expected = torch.stack([c4.penalty(*both, rows=rows) for both in critics]).sum()
+    torch.testing.assert_close(penalty, expected)
+    ours, theirs = gradients(loss + penalty, critics), gradients(plain(critics, c4.x[rows]) + expected, critics)
+    torch.testing.assert_close(ours, theirs)
+    assert not any(layer._forward_pre_hooks for q, _ in critics for layer in q.modules())
+
+
+def test_a_loss_that_changes_its_order_is_noticed(
+    critics: Any, c4: C4Anywhere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("c4rl.integrations.loss_features.CHECKED_EVERY", 2)
+    recorded, rows = LossFeatures([q for q, _ in critics]), c4.rows(32)
+    found = []
+    for plain in (one_by_one, one_by_one, elsewhere):
+        with recorded.recording():
+            plain(critics, c4.x[rows])
+        found.append(recorded.of_critics(lambda: [c4.features(q, rows) for q, _ in critics])[0])
+    assert found[0] is not None and found[1] is not None and found[2] is None
+
+
+def test_exact_mode_and_no_weight_use_no_features(critics: Any, c4: C4Anywhere) -> None:
+    rows = c4.rows(32)
+    for options in ({"mode": "exact"}, {"lambda_": 0.0}):
+        other = C4Anywhere(*critics[0], c4.x, c4.x_next, c4.valid, config=C4AnywhereConfig(K=2, **options))
+        recorded = LossFeatures([q for q, _ in critics])
+        with recorded.recording():
+            loss = one_by_one(critics, c4.x[rows])
+        expected = torch.stack([other.penalty(*both, rows=rows) for both in critics]).sum()
+        torch.testing.assert_close(penalty_of(other, critics, loss, rows, recorded), expected)
