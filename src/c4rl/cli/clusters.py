@@ -27,8 +27,7 @@ class Flags(Options):
 
 
 def clusters(arguments: Arguments) -> int:
-    """Picture the gradient clusters of a job's critic by t-SNE, coloured by cluster, return and time: at the
-    checkpoints that --keep-checkpoints kept, or at the last."""
+    """Picture the gradient clusters of a job's critic by t-SNE, at its last checkpoint or at all that it kept."""
     flags = parse_as(Flags, "clusters", arguments, clusters.__doc__)
 
     from c4rl.diagnostics.cluster_page import write_cluster_page

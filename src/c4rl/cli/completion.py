@@ -18,17 +18,17 @@ class Flags(Options):
     """bash, zsh or fish."""
 
 
-def completion(arguments: Arguments) -> int:
+Commands = Mapping[str, Callable[[Arguments], int]]
+
+
+def completion(arguments: Arguments, commands: Commands) -> int:
     """Print a script that completes c4rl's commands and flags in bash, zsh or fish."""
     flags = parse_as(Flags, "completion", arguments, completion.__doc__)
-
-    from c4rl.cli.main import COMMANDS
-
-    print({"bash": bash, "zsh": zsh, "fish": fish}[flags.shell](words_of(COMMANDS)))
+    print({"bash": bash, "zsh": zsh, "fish": fish}[flags.shell](words_of(commands)))
     return 0
 
 
-def words_of(commands: Mapping[str, Callable[[Arguments], int]]) -> dict[str, Words]:
+def words_of(commands: Commands) -> dict[str, Words]:
     """Of each command; those of train are all that there are for any algorithm and plug-in."""
     from c4rl.jobs.registry import ALGORITHMS, DEFAULT_ALGORITHM, PLUGINS
 

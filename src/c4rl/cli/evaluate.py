@@ -37,7 +37,7 @@ class Flags(Options):
 
 
 def evaluate(arguments: Arguments) -> int:
-    """Score the policies of a run folder in the simulator."""
+    """Score the policies of a run folder, or of an exported file, in the simulator."""
     flags = parse_as(Flags, "evaluate", arguments, evaluate.__doc__)
 
     from c4rl.core.files import write_json

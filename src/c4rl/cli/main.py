@@ -35,6 +35,13 @@ from c4rl.core.errors import InputError, printable
 from c4rl.core.extras import how_to_install
 from c4rl.core.version import __version__
 
+
+def _completion(arguments: Arguments) -> int:
+    return completion.completion(arguments, COMMANDS)
+
+
+_completion.__doc__ = completion.completion.__doc__
+
 COMMANDS: dict[str, Callable[[Arguments], int]] = {
     "demo": demo.demo,
     "data record": data.record,
@@ -57,7 +64,7 @@ COMMANDS: dict[str, Callable[[Arguments], int]] = {
     "bench table": bench.table,
     "bench pages": bench.pages,
     "bench speed": bench.speed,
-    "completion": completion.completion,
+    "completion": _completion,
 }
 
 

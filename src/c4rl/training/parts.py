@@ -18,8 +18,10 @@ from c4rl.training.checkpoint import Progress, join_policies, load_checkpoint, l
 from c4rl.training.evaluation import SimulatorEvaluation
 from c4rl.training.preparation import Preparation
 from c4rl.training.run_directory import RunDirectory, read_metrics
-from c4rl.training.summary import FAILED, Record, summarise
+from c4rl.training.selection import selected_records
+from c4rl.training.summary import CRITERIA, FAILED, Record, summarise
 
+SELECTED = "selected"  # the policies that --select kept
 LAUNCHES = "launches"  # the folder of the parts, until they are joined
 
 
@@ -56,29 +58,39 @@ def join(
 ) -> dict[str, Any]:
     """Make the folder that one process would have left, then drop the parts. Killed anywhere, it can be done again."""
     folders, runs = [part.output for part in parts], runs_of(config)
-    found = [load_checkpoint(folder / "checkpoint.safetensors") for folder in folders]
-    progress = _joined([own for _, own in found])
-    progress.dataset_sha256 = ",".join(p.facts["sha256"] for p in preparations)
-    progress.settings, progress.environment = directory.settings, simulator(*(p.task for p in preparations))
-    _check_simulators([own.environment for _, own in found], progress.environment, config.output)
+
+    def joined(paths: Sequence[Path]) -> tuple[dict[Any, Any], Progress, list[Progress]]:
+        """The states and the progress of the whole job, and that of each part."""
+        found = [load_checkpoint(path) for path in paths]
+        progress = _joined([own for _, own in found])
+        progress.dataset_sha256 = ",".join(p.facts["sha256"] for p in preparations)
+        progress.settings, progress.environment = directory.settings, simulator(*(p.task for p in preparations))
+        return {key: state for own, _ in found for key, state in own.items()}, progress, [own for _, own in found]
+
+    states, progress, parts_progress = joined([folder / "checkpoint.safetensors" for folder in folders])
+    _check_simulators([own.environment for own in parts_progress], progress.environment, config.output)
     logs = [read_metrics(folder / "metrics.jsonl", {run.key for run in runs}) for folder in folders]
-    longest = next(log for log, (_, own) in zip(logs, found, strict=True) if own.update == progress.update)
+    longest = next(log for log, own in zip(logs, parts_progress, strict=True) if own.update == progress.update)
     evaluated = sorted({line["update"] for line in longest if _is_scored(line)})
-    logs = [_completed(log, own.update, evaluated) for log, (_, own) in zip(logs, found, strict=True)]
+    logs = [_completed(log, own.update, evaluated) for log, own in zip(logs, parts_progress, strict=True)]
     lines = _in_order(logs, runs)
     directory.rewind(lines)
-    for which in ("last", "best"):
+    for which in ("last", "best", SELECTED):
         files = [folder / f"policy_{which}.safetensors" for folder in folders]
         if files[0].exists():  # without a simulator there is no best one
             join_policies(files, directory.policy(which))
-    states = {key: state for own, _ in found for key, state in own.items()}
     save_checkpoint(directory.checkpoint, states, progress)
+    for update in set.intersection(*(set(RunDirectory(folder).kept_checkpoints()) for folder in folders)):
+        kept = joined([RunDirectory(folder).kept_checkpoint(update) for folder in folders])
+        save_checkpoint(directory.kept_checkpoint(update), *kept[:2])
     for events in [path for folder in folders for path in (folder / "tensorboard").glob("*")]:
         (directory.path / "tensorboard").mkdir(exist_ok=True)
         events.replace(directory.path / "tensorboard" / events.name)
     records = [line for line in lines if _is_scored(line)]
     ensembles = _ensembles(config, preparations, directory, progress) if config.ensemble else {}
-    summary = summarise(config, runs, preparations, records, ensembles, progress, torch.device(config.device))
+    selected = selected_records(lines, CRITERIA[config.select]) if config.select != "none" else {}
+    device = torch.device(config.device)
+    summary = summarise(config, runs, preparations, records, selected, ensembles, progress, device)
     write_json(directory.path / "summary.json", jsonable(summary))
     drop_parts(directory.path)
     return summary
@@ -140,8 +152,8 @@ def _ensembles(
     config: TrainConfig, preparations: Sequence[Preparation], directory: RunDirectory, progress: Progress
 ) -> dict[str, list[Record]]:
     sound = [run for run in runs_of(config) if str(run.key) not in progress.frozen]
-    evaluation = SimulatorEvaluation(config, preparations)
+    evaluation, which = SimulatorEvaluation(config, preparations), "last" if config.select == "none" else SELECTED
     try:
-        return evaluation.ensembles(sound, load_policies(directory.policy("last")))
+        return evaluation.ensembles(sound, load_policies(directory.policy(which)))
     finally:
         evaluation.close()
