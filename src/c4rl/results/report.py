@@ -29,7 +29,7 @@ from c4rl.environments.tasks import Task, get_task, missing
 from c4rl.jobs.config import TrainConfig, to_json
 from c4rl.jobs.runs import RunKey, dataset_labels, file_name, runs_of
 from c4rl.results.statistics import mean_interval, rank_correlation
-from c4rl.training.run_directory import NOT_FINITE, job_config
+from c4rl.training.run_directory import NOT_FINITE, job_config, job_summary
 
 PLOTTED = 60  # methods; tables have all
 POINTS = 100  # of a curve
@@ -114,7 +114,7 @@ def _read_job(folder: Path, label: str, several: bool) -> Job:
         own = lines.get(run.key, [])
         name = ": ".join(part for part in (label if several else "", run.group) if part) or label
         methods.setdefault(name, Method(name, folder, _score_of(own))).runs[run.key] = own
-    summary, diagnostics = _json(folder / "summary.json"), _json(folder / DIAGNOSTICS)
+    summary, diagnostics = _with_floats(job_summary(folder, config)), _json(folder / DIAGNOSTICS)
     if summary is not None:
         _need(folder / "summary.json", summary, ("device",), ("dataset",), *(("timing", name) for name in TIMINGS))
     if diagnostics is not None:
