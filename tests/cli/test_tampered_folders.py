@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from c4rl.core.errors import InputError
 from c4rl.results.policies import load_policy
-from tests.cli.support import SMALL, listing, logged_arrays, run, save_npz
+from tests.cli.support import SMALL, assert_same_tensors, listing, logged_arrays, run, save_npz
 
 Damage = Callable[[Path], object]
 TASK = "maze2d-open-dense-v0"
@@ -233,6 +234,32 @@ CASES: dict[str, tuple[Damage, tuple[str, ...], str]] = {
         RESUME,
         "metrics.jsonl: lacks evaluations",
     ),
+    "the last evaluations missing": (
+        with_text("metrics.jsonl", lambda text: text[: text.rstrip().rindex(b"\n") + 1]),
+        RESUME,
+        "metrics.jsonl: lacks evaluations",
+    ),
+    "a folder for a summary": (
+        lambda folder: ((folder / "summary.json").unlink(), (folder / "summary.json").mkdir()),
+        RESUME,
+        "summary.json: not a regular file",
+    ),
+    "a pipe for a policy": (
+        lambda folder: ((folder / "policy_last.safetensors").unlink(), os.mkfifo(folder / "policy_last.safetensors")),
+        RESUME,
+        "policy_last.safetensors: not a regular file",
+    ),
+    "a file for TensorBoard's folder": (
+        lambda folder: (shutil.rmtree(folder / "tensorboard"), (folder / "tensorboard").write_text("")),
+        RESUME,
+        "tensorboard: not a folder",
+    ),
+    "the summary of another job": (
+        with_text("summary.json", lambda text: re.sub(rb'"updates": \d+', b'"updates": 77', text)),
+        ("export", "watch"),
+        "summary.json: field 'updates' is 77",
+    ),
+    "a summary of nothing": (with_text("summary.json", lambda text: b"null"), ("export", "watch"), "found a NoneType"),
     "a pipe for a checkpoint": (
         lambda folder: ((folder / CHECKPOINT).unlink(), os.mkfifo(folder / CHECKPOINT)),
         ("evaluate",),
@@ -264,6 +291,12 @@ def test_a_tampered_folder_is_refused_and_left_as_it_is(
         assert out == "" and err.count("\n") == 1 and len(err) < 1500, err
         assert sentence in err, f"{command}: {err}"
         assert listing(copy) == before
+
+
+def test_a_finished_job_gets_its_lost_policies_back(copy: Path, job: Path) -> None:
+    (copy / "policy_last.safetensors").unlink()
+    assert run("train", "--resume", copy) == 0
+    assert_same_tensors(copy, job, "policy_last")
 
 
 def test_only_a_torn_last_line_is_forgiven(copy: Path, job: Path) -> None:

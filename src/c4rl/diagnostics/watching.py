@@ -14,13 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from c4rl.core.errors import InputError
-from c4rl.core.files import read_json
 from c4rl.diagnostics.divergence import first_warning
 from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.registry import algorithm_class
 from c4rl.jobs.runs import RunKey, key_of, runs_of
 from c4rl.training.display import number
-from c4rl.training.run_directory import job_config, parse_record
+from c4rl.training.run_directory import job_config, job_summary, parse_record
 
 SHOWN = ("critic_loss", "actor_loss", "q")
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -104,12 +103,12 @@ class JobView:
     @property
     def seconds(self) -> float:
         """How long a finished job took."""
-        path = self.folder / "summary.json"
-        summary = read_json(path, "that of a finished job")
-        timing = summary.get("timing") if isinstance(summary, dict) else None
+        timing = (job_summary(self.folder, self.config) or {}).get("timing")
         found = timing.get("total_seconds") if isinstance(timing, dict) else None
         if not isinstance(found, float | int):
-            raise InputError(f"{path}: field 'timing.total_seconds' is {found!r}, expected a number")
+            raise InputError(
+                f"{self.folder / 'summary.json'}: field 'timing.total_seconds' is {found!r}, expected a number"
+            )
         return found
 
     @property

@@ -61,6 +61,8 @@ def plugin_names(names: tuple[str, ...], algorithm: str) -> tuple[str, ...]:
     for name in chosen:
         if name not in PLUGINS:
             raise InputError(f"--plugins: found '{name}', expected none or some of {', '.join(PLUGINS)}")
+    if chosen and len(chosen) < len(names):
+        raise InputError(f"--plugins: found {' '.join(names)}, expected plug-ins, or none alone")
     if len(set(chosen)) < len(chosen):
         raise InputError(f"--plugins: found {' '.join(chosen)}, expected each plug-in at most once")
     host = algorithm_class(algorithm)

@@ -10,7 +10,6 @@ import numpy as np
 
 from c4rl.core.curves import late_mean
 from c4rl.core.errors import InputError
-from c4rl.core.files import read_json
 from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.core.typed_json import jsonable
 from c4rl.core.version import __version__
@@ -19,7 +18,7 @@ from c4rl.jobs.runs import Run, RunKey, file_name, key_of, run_config, runs_of
 from c4rl.results.statistics import mean_interval
 from c4rl.training.checkpoint import load_progress
 from c4rl.training.evaluation import MOST_TRAINING_ROWS
-from c4rl.training.run_directory import RunDirectory, read_metrics
+from c4rl.training.run_directory import RunDirectory, job_summary, read_metrics
 from c4rl.training.selection import selected_records
 from c4rl.training.summary import CRITERIA, SELECTED_RULE, Record, best_records
 
@@ -95,8 +94,6 @@ def provenance(
             found = " ".join(sorted(next(iter(kinds))))
             raise InputError(f"{folder / 'metrics.jsonl'}: found {found}, expected what a job of this task writes")
     digests = load_progress(directory.checkpoint).dataset_sha256.split(",") if directory.checkpoint.exists() else []
-    path = folder / "summary.json"
-    summary = read_json(path, "that of a finished job") if path.exists() else {}
     return Provenance(
         run_config(config, members[0]),
         tuple(members),
@@ -105,7 +102,7 @@ def provenance(
         checkpoint,
         records,
         digests[members[0].data] if members[0].data < len(digests) else "not known",
-        summary if isinstance(summary, dict) else {},
+        job_summary(folder, config) or {},
     )
 
 

@@ -61,7 +61,7 @@ def table_text(
     elif methods is not None:
         raise InputError(f"--methods: found with table {name}, expected a table of scores")
     elif name in SPEED_TABLES:
-        rows, words = speed_rows(SPEED_TABLES[name], read_speeds(_folder(speeds))), speed_caption(SPEED_TABLES[name])
+        rows, words = speed_rows(SPEED_TABLES[name], read_speeds(speeds)), speed_caption(SPEED_TABLES[name])
     else:
         rows = index_rows(Store(_folder(store)), speeds)
         words = f"Means over the sets that are here [95% bootstrap] / the paper's; {MISSING}: not measured."
@@ -72,7 +72,7 @@ def table_text(
 
 def _folder(path: Path) -> Path:
     if not path.is_dir():
-        raise InputError(f"{path}: no such folder, expected one of the results store")
+        raise InputError(f"{path}: no such folder, expected the results store")
     return path
 
 

@@ -23,7 +23,7 @@ from c4rl.environments.tasks import get_task, imported_by, physics
 from c4rl.jobs.config import TrainConfig, to_json
 from c4rl.jobs.registry import PLUGINS, algorithm_class
 from c4rl.jobs.runs import Run, ensembles_of, key_of, run_config, runs_of
-from c4rl.training.run_directory import job_config, read_metrics
+from c4rl.training.run_directory import job_config, job_summary, read_metrics
 from c4rl.training.selection import selected_records
 from c4rl.training.summary import CRITERIA
 
@@ -204,7 +204,9 @@ def read_entry(path: Path) -> Entry:
 def entries_of(folder: Path) -> list[dict[str, Any]]:
     """The entries of a finished job's runs."""
     config = job_config(folder)
-    summary = read_json(folder / "summary.json", "that of a finished job")
+    summary = job_summary(folder, config)
+    if summary is None:
+        raise InputError(f"{folder}: has no summary.json, expected the folder of a finished job")
     curves: dict[Any, dict[int, list[float]]] = {}
     logged: dict[Any, list[dict[str, Any]]] = {}
     for record in read_metrics(folder / "metrics.jsonl", {run.key for run in runs_of(config)}):

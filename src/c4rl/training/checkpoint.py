@@ -59,6 +59,7 @@ class Progress:
     settings: str = ""  # digest of config.json, without what a resumed job may change
     environment: str | None = None  # the simulator of the scores so far
     threads: int = 0  # of the CPU; 0: not known
+    evaluations: int = -1  # lines of metrics.jsonl that hold one, of all runs together; -1: not known
 
 
 def save_checkpoint(path: Path, states: Mapping[Any, RunState], progress: Progress) -> None:

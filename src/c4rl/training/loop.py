@@ -207,6 +207,7 @@ class Trainer:
                     self._one_update()
                 self._log_scores(wait=True)
                 self.writer.wait()
+                self._restore_policies()
                 ensembles = self._score_ensembles()
                 self.display.finished()
                 selected = self.selection.records if self.selection is not None else {}
@@ -399,7 +400,7 @@ class Trainer:
             return
         self._tick()
         pending = self.evaluations.now()
-        progress = replace(deepcopy(self.progress), pending=[e.update for e in pending])
+        progress = replace(deepcopy(self.progress), pending=[e.update for e in pending], evaluations=len(self.records))
 
         def write() -> None:
             save_pending(self.directory.path, pending)
@@ -423,6 +424,14 @@ class Trainer:
         path, frozen = self.directory.policy(which), self.progress.frozen
         failed = {key: describe_failure(frozen[str(key)]) for key in policies if str(key) in frozen}
         self.writer.submit(path, lambda: save_policies(path, policies, updates, failed))
+
+    def _restore_policies(self) -> None:
+        """A finished job that is resumed gets a lost file of policies back."""
+        if not self.directory.policy("last").exists():
+            step = self.progress.update
+            policies = {k: own for launch in self._every_launch() for k, own in launch.policies(self.scalings).items()}
+            self._save_policies("last", policies, {key: self._update_of(key, step) for key in policies})
+            self.writer.wait()
 
     def _finish_early(self, step: int) -> None:
         """All is saved; wait for pending evaluations. A second request to stop skips them: a resumed job does them."""
@@ -452,7 +461,8 @@ class Trainer:
         known = {key_of(record) for record in self.records}
         shapes = {frozenset(name for name in record if name.endswith("_rmse")) for record in self.records}
         ended = self.progress.update == self.total or not self.launches
-        if (ended and known != runs) or len(shapes) > 1:
+        lost = self.progress.evaluations not in (-1, len(self.records))
+        if lost or (ended and known != runs) or len(shapes) > 1:
             raise InputError(f"{folder / 'metrics.jsonl'}: lacks evaluations, expected those of every run")
         if named == "score" and self.records:
             self.best_policies = load_policies(self.directory.policy("best"), runs)

@@ -118,7 +118,7 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise InputError(f"--device: found '{name}', expected auto, cpu, cuda or cuda:N") from None
-    if device.type not in ("cpu", "cuda"):
+    if name != "cpu" and device.type != "cuda":  # other kinds, and cpu:1
         raise InputError(f"--device: found '{name}', expected auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise InputError(f"--device: found '{name}', but this machine shows {torch.cuda.device_count()} CUDA devices")

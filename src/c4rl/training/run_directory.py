@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from c4rl.core.errors import InputError
 from c4rl.core.extras import installed
-from c4rl.core.files import not_written, parse_json, read_bytes, replacing, write_json
+from c4rl.core.files import not_written, parse_json, read_bytes, read_json, replacing, write_json
 from c4rl.core.typed_json import jsonable
 from c4rl.jobs.config import RESUMABLE, TrainConfig, digest, read_config, stored_config, to_json
 from c4rl.jobs.runs import Run, RunKey, file_name, key_of, runs_of
@@ -77,6 +77,10 @@ class RunDirectory:
         for path in self.path.iterdir():
             if path.is_symlink():
                 raise InputError(f"{path}: found a link, expected a run folder without links")
+            own = path.suffix in (".json", ".jsonl", ".safetensors") or path.name == ".lock"
+            if (own and not path.is_file()) or (path.name == "tensorboard" and not path.is_dir()):
+                expected = "a regular file" if own else "a folder"
+                raise InputError(f"{path}: not {expected}, expected the run folder as c4rl left it")
         self._acquire()
         self._runs = {run.key: run for run in runs_of(config)}
 
@@ -191,6 +195,20 @@ def job_config(path: Path, allow_import: bool = False) -> TrainConfig:
     if not path.is_dir():
         raise InputError(f"{path}: no such folder, expected one made by c4rl train")
     return read_config(path / "config.json", allow_import)
+
+
+def job_summary(path: Path, config: TrainConfig) -> dict[str, Any] | None:
+    """The summary.json of a run folder; None if the job has not finished."""
+    file = path / "summary.json"
+    if not file.exists():
+        return None
+    found = read_json(file, "that of a finished job")
+    if not isinstance(found, dict):
+        raise InputError(f"{file}: found a {type(found).__name__}, expected that of a finished job")
+    for name, value in (("algorithm", config.algorithm), ("seeds", list(config.seeds)), ("updates", config.updates)):
+        if found.get(name) != value:
+            raise InputError(f"{file}: field '{name}' is {found.get(name)!r}, expected {value!r} as in config.json")
+    return found
 
 
 def read_metrics(path: Path, runs: Collection[RunKey]) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from c4rl.diagnostics.metrics import read_metrics, values_of
 from c4rl.diagnostics.q_health import ACTIONS
 from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.runs import RunKey, dataset_labels, runs_of
-from c4rl.training.run_directory import NOT_FINITE, job_config
+from c4rl.training.run_directory import NOT_FINITE, job_config, job_summary
 
 TIMINGS = ("total_seconds", "evaluation_seconds", "clustering_seconds", "run_updates_per_second")
 COSINES = {"cosine_with_variance": "with grad Var", "cosine_with_mean": "with grad mean^2"}
@@ -80,7 +80,7 @@ def _read_job(folder: Path, label: str, several: bool) -> Job:
         own = lines.get(run.key, [])
         name = ": ".join(part for part in (label if several else "", run.group) if part) or label
         methods.setdefault(name, Method(name, folder, _score_of(own))).runs[run.key] = own
-    summary, diagnostics = _json(folder / "summary.json"), _json(folder / DIAGNOSTICS)
+    summary, diagnostics = _with_floats(job_summary(folder, config)), _json(folder / DIAGNOSTICS)
     if summary is not None:
         _need(folder / "summary.json", summary, ("device",), ("dataset",), *(("timing", name) for name in TIMINGS))
     if diagnostics is not None:
