@@ -1,14 +1,11 @@
 """The training loop: one job, R runs, events between updates."""
 
 import shutil
-import signal
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +19,7 @@ from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.core.ops import available, missing
 from c4rl.core.typed_json import jsonable
 from c4rl.data.packing import pack_datasets
-from c4rl.environments.tasks import physics, simulator
+from c4rl.environments.tasks import simulator
 from c4rl.jobs.config import RESUMABLE, TrainConfig, to_json
 from c4rl.jobs.registry import algorithm_class
 from c4rl.jobs.runs import RunKey, explain_launches, file_name, key_of, runs_of
@@ -56,8 +53,10 @@ from c4rl.training.preparation import (
     prepare_all,
 )
 from c4rl.training.run_directory import RunDirectory, check_new_output, job_config
+from c4rl.training.same_job import check_same_job
 from c4rl.training.selection import Selection
 from c4rl.training.snapshot import GoodStates
+from c4rl.training.stopping import StopRequests
 from c4rl.training.summary import FAILED, Record, best_records, describe_failure, is_better, summarise
 from c4rl.training.timer import DeviceTimer
 
@@ -138,7 +137,7 @@ class Trainer:
         self.runs = runs_of(config)
         self.scalings = [preparation.scaling for preparation in preparations]
         self.buffer = pack_datasets([(p.train, p.scaling) for p in preparations], device)
-        self.good = GoodStates()
+        self.good, self.requests = GoodStates(), StopRequests()
         self.progress = Progress(
             dataset_sha256=",".join(p.facts["sha256"] for p in preparations),
             settings=directory.settings,
@@ -156,12 +155,14 @@ class Trainer:
         self.evaluations, self.in_background = PendingEvaluations(), in_background(config, device)
         self.clustering = DeviceTimer(device)
         self.evaluate: SimulatorEvaluation | HeldOutEvaluation = (
-            HeldOutEvaluation(preparations, self.buffer, self._hurry)
+            HeldOutEvaluation(preparations, self.buffer, self.requests.hurry)
             if preparations[0].task.name == "none"
-            else SimulatorEvaluation(config, preparations, 1 if self.in_background else 0, self._hurry)
+            else SimulatorEvaluation(config, preparations, 1 if self.in_background else 0, self.requests.hurry)
         )
         self.selection = (
-            Selection(config.select, preparations, self.buffer, self._hurry) if config.select != "none" else None
+            Selection(config.select, preparations, self.buffer, self.requests.hurry)
+            if config.select != "none"
+            else None
         )
         self.preparations = [preparation.without_rows() for preparation in preparations]
         if resumed and directory.checkpoint.exists():
@@ -174,8 +175,6 @@ class Trainer:
             self._start_clock()
             self._save(0, forced=True)
         self.console = console
-        self._stop: str | None = None
-        self._requests = 0  # to stop
 
     def run(self) -> dict[str, Any]:
         config = self.config
@@ -201,7 +200,7 @@ class Trainer:
             if (failure := self.progress.frozen.get(str(run.key))) is not None:  # before the job was resumed
                 self.display.failed(run.key, failure)
         self._start_clock()
-        with self._graceful_interruption():
+        with self.requests.heeded():
             try:
                 while self.progress.update < self.total and self.launches:
                     self._one_update()
@@ -247,7 +246,7 @@ class Trainer:
             if launch.algorithm.asks_environment(step):
                 self._ask_environment(launch)
 
-        stop = self._stop  # read once: a request during an evaluation belongs to the next update
+        stop = self.requests.reason  # read once: a request during an evaluation belongs to the next update
         algorithm = self.launches[0].algorithm
         stage, last = algorithm.stages[self.launches[0].stage], step == self.total
         ends_stage = last or self.launches[0].ends_stage(step)
@@ -445,7 +444,12 @@ class Trainer:
         folder, path, now = self.directory.path, self.directory.checkpoint, self.progress
         runs = {run.key for run in self.runs}
         states, self.progress = load_checkpoint(path, runs)
-        self._check_same_job(now)
+        began = self.progress
+        names = [str(key) for key in runs]
+        self.notes += check_same_job(began, now, self.directory, self.preparations, names, self.total)
+        began.settings, began.environment = now.settings, now.environment
+        began.threads = self.config.threads or began.threads or now.threads  # sums round differently with others
+        torch.set_num_threads(began.threads)
         self.good = GoodStates(self.progress.update, states)
         active = [run for run in self.runs if str(run.key) not in self.progress.frozen]
         try:
@@ -474,50 +478,3 @@ class Trainer:
         for update, some in policies.items():
             assert isinstance(self.evaluate, SimulatorEvaluation)
             self.evaluations.add(update, some, self.evaluate.submit(some))
-
-    def _check_same_job(self, now: Progress) -> None:
-        """Refuse a checkpoint of other settings, data or another simulator than those at hand."""
-        began, path = self.progress, self.directory.path
-        self.directory.check_settings(began.settings)
-        if began.update > self.total:
-            raise InputError(f"{path}: found {began.update:,} updates done, expected at most the job's {self.total:,}")
-        if not began.frozen.keys() <= {str(run.key) for run in self.runs}:
-            raise InputError(f"{path}: found a failure of no run, expected runs of config.json")
-        found = [(p.facts["path"], p.facts["sha256"]) for p in self.preparations]
-        for (place, digest), expected in zip_longest(found, began.dataset_sha256.split(","), fillvalue=(path, "none")):
-            if digest != expected:
-                raise InputError(
-                    f"{place}: its bytes changed since the job began (sha256 {digest[:12]}..., "
-                    f"expected {expected[:12]}...)"
-                )
-        if began.environment != now.environment:
-            words = f"began with the simulator {began.environment or 'unknown'} and continues with {now.environment}"
-            if began.environment and physics(began.environment) != physics(now.environment or ""):
-                raise InputError(f"{path}: {words}, expected the same: their scores do not compare")
-            self.notes.append(f"warning: {path}: {words}")
-        began.settings, began.environment = now.settings, now.environment
-        began.threads = self.config.threads or began.threads or now.threads  # sums round differently with others
-        torch.set_num_threads(began.threads)
-
-    def _hurry(self) -> None:
-        """Called during long waits: end them at a second request to stop. A handler that raised by itself might do so
-        where Python ignores it, or in the middle of closing files."""
-        if self._requests > 1:
-            raise KeyboardInterrupt
-
-    @contextmanager
-    def _graceful_interruption(self) -> Iterator[None]:
-        """Ctrl-C and termination finish the current update, save, and print how to continue."""
-
-        def note(number: int, frame: Any) -> None:
-            self._requests += 1
-            self._stop = "interrupted" if number == signal.SIGINT else "terminated"
-
-        # only Python's main thread handles signals; the caller stops a job that runs in another thread
-        numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-        previous = {number: signal.signal(number, note) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
