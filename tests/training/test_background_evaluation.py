@@ -34,6 +34,7 @@ Lines = list[dict[str, Any]]
 def command(maze_data: Path) -> Callable[..., list[object]]:
     job = ["--dataset", maze_data, "--task", "maze2d-open-dense-v0", "--algorithm", "td3_bc", "--actor-lr", "3e-3"]
     every = ["--updates", UPDATES, "--log-every", "5", "--eval-every", EVERY, "--checkpoint-every", "7"]
+    every += ["--select", "held-out"]
 
     def make(output: Path, *flags: object, background: str = "yes") -> list[object]:
         own = ["--eval-episodes", "2", "--eval-in-background", background, "--output", output]
@@ -56,13 +57,13 @@ def scores_of(lines: Lines) -> Lines:
 
 def assert_same_but_for_the_order_of_lines(folder: Path, expected: Path) -> None:
     """Equal in everything but time; scores among themselves, and all other lines, stand in the same order."""
-    for name in ("checkpoint", "policy_last", "policy_best"):
+    for name in ("checkpoint", "policy_last", "policy_best", "policy_selected"):
         assert_same_tensors(folder, expected, name)
     ours, theirs = metric_lines(folder), metric_lines(expected)
     assert scores_of(ours) == scores_of(theirs)
     assert [line for line in ours if "score" not in line] == [line for line in theirs if "score" not in line]
     a, b = summary(folder), summary(expected)
-    for name in ("last", "best", "stopped", "seeds", "updates", "dataset"):
+    for name in ("last", "best", "selected", "stopped", "seeds", "updates", "dataset"):
         assert a[name] == b[name], name
     assert not list(folder.glob("pending_*"))
     assert load_checkpoint(folder / "checkpoint.safetensors")[1].pending == []

@@ -110,8 +110,8 @@ class TrainConfig(Options):
     measured on; 0: none."""
     select: Literal["none", "held-out", "held-out-td"] = "none"
     """Keep, of every run, the checkpoint with the least error on held-out trajectories, beside the last: the policy's
-    action error (good for cloning), or the critic's TD error (was worse than none). It is then what evaluate, export
-    and ope take."""
+    action error (good for cloning), or the critic's TD error (scored worse than no selection). It is then what
+    evaluate, export and ope take."""
     log_every: int = option(500, at_least=1, at_most=MOST, incidental=True)
     """Updates between lines of metrics.jsonl, counted through all stages."""
     checkpoint_every: int = option(1000, at_least=1, at_most=MOST, incidental=True)

@@ -81,12 +81,14 @@ class Page:
         if figures:
             self._body.append(f'<div class="plots">{"".join(figures)}</div>')
 
-    def picture(self, svg_or_png: str, caption: str, alternative: str) -> None:
-        """An image as a data: address."""
-        self._body.append(
-            f'<figure><img src="{svg_or_png}" alt="{escape(alternative)}" style="max-width:100%">'
-            f"<figcaption>{escape(caption)}</figcaption></figure>"
-        )
+    def picture(self, svg_or_png: str, caption: str, alternative: str, wide: bool = False) -> None:
+        """An image as a data: address. wide: it scrolls sideways in a narrow window."""
+        width = "width:100%;min-width:44rem" if wide else "max-width:100%"
+        image = f'<img src="{svg_or_png}" alt="{escape(alternative)}" style="{width}">'
+        if wide:
+            label = escape(f"{caption}; scrolls sideways")
+            image = f'<div class="scroll" tabindex="0" role="region" aria-label="{label}">{image}</div>'
+        self._body.append(f"<figure>{image}<figcaption>{escape(caption)}</figcaption></figure>")
 
     def _figure(self, plot: Plot) -> str:
         self._plots.append(_plot_data(plot))

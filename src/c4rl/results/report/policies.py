@@ -36,7 +36,8 @@ def add_pictures(page: Page, jobs: Sequence[Job], pictures: Sequence[tuple[Path,
         page.section("Policies")
     page.text(*sentences, kind="faint")
     for png, caption in [*found, *strips]:
-        page.picture(f"data:image/png;base64,{b64encode(png).decode()}", caption, caption)
+        wide = (png, caption) in strips
+        page.picture(f"data:image/png;base64,{b64encode(png).decode()}", caption, caption, wide)
 
 
 def _strips(jobs: Sequence[Job]) -> tuple[list[tuple[bytes, str]], list[str]]:
