@@ -59,15 +59,18 @@ COMMANDS: dict[str, Callable[[Arguments], int]] = {
 
 def command_line() -> None:
     """The process `c4rl`."""
+    sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of files, and terminals, need not be UTF-8
-    code = main()
     try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        code = main()
+    except SystemExit:  # after --help; or rich saw that nobody reads its output any more
+        code = 0
+    try:
+        sys.stdout.flush()
     except OSError as error:  # the disk that it goes to is full, or nobody reads on
-        if not isinstance(error, BrokenPipeError):
+        if code == 0 and not isinstance(error, BrokenPipeError):
             code = _refuse(f"the output could not be written ({error.strerror})")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python tries again when it ends
     if code == 130:
