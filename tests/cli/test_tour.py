@@ -105,3 +105,18 @@ def test_output_that_cannot_be_written_is_one_sentence(words: list[str]) -> None
     with open("/dev/full", "w") as full:
         found = c4rl(*words, stdout=full)
     assert found.returncode == 2 and found.stderr.count("\n") == 1 and "No space left on device" in found.stderr
+
+
+def test_an_interruption_while_modules_load_is_no_traceback(tmp_path: Path) -> None:
+    """NumPy makes an ImportError of it."""
+    (tmp_path / "onnx.py").write_text(
+        "import os, signal\n"
+        "try:\n    os.kill(os.getpid(), signal.SIGINT)\n"
+        "except KeyboardInterrupt:\n    raise ImportError('broken') from None\n"
+    )
+    start = "from c4rl.cli import main; main.COMMANDS['tasks'] = lambda words: __import__('onnx'); main.command_line()"
+    path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    found = subprocess.run(
+        [sys.executable, "-c", start, "tasks"], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}
+    )
+    assert found.returncode == 130 and found.stderr == "c4rl: interrupted\n"
