@@ -91,8 +91,32 @@ def test_a_terminal_without_unicode_gets_the_output() -> None:
     assert found.returncode == 0 and found.stderr == "" and "hopper-medium-v2" in found.stdout
 
 
+@pytest.mark.parametrize("line", ["tasks >&-", "tasks --help >&-", "--help | head -1", "tasks --help | head -1"])
+def test_output_that_nobody_reads_is_no_error(line: str) -> None:
+    found = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", f"{sys.executable} -m c4rl {line}"], capture_output=True, text=True
+    )
+    assert found.returncode == 0 and found.stderr == ""
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
-def test_output_that_cannot_be_written_is_one_sentence() -> None:
+@pytest.mark.parametrize("words", [["tasks"], ["--version"]])
+def test_output_that_cannot_be_written_is_one_sentence(words: list[str]) -> None:
     with open("/dev/full", "w") as full:
-        found = c4rl("tasks", stdout=full)
+        found = c4rl(*words, stdout=full)
     assert found.returncode == 2 and found.stderr.count("\n") == 1 and "No space left on device" in found.stderr
+
+
+def test_an_interruption_while_modules_load_is_no_traceback(tmp_path: Path) -> None:
+    """NumPy makes an ImportError of it."""
+    (tmp_path / "onnx.py").write_text(
+        "import os, signal\n"
+        "try:\n    os.kill(os.getpid(), signal.SIGINT)\n"
+        "except KeyboardInterrupt:\n    raise ImportError('broken') from None\n"
+    )
+    start = "from c4rl.cli import main; main.COMMANDS['tasks'] = lambda words: __import__('onnx'); main.command_line()"
+    path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    found = subprocess.run(
+        [sys.executable, "-c", start, "tasks"], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}
+    )
+    assert found.returncode == 130 and found.stderr == "c4rl: interrupted\n"

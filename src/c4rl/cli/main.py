@@ -70,19 +70,34 @@ COMMANDS: dict[str, Callable[[Arguments], int]] = {
 
 def command_line() -> None:
     """The process `c4rl`."""
+    sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of files, and terminals, need not be UTF-8
-    code = main()
+    interruptions: list[int] = []
+
+    def interrupt(number: int, frame: object) -> None:
+        interruptions.append(number)
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, interrupt)
     try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        code = main()
+    except SystemExit:  # after --help; or rich saw that nobody reads its output any more
+        code = 0
+    except Exception:
+        if not interruptions:
+            raise
+        print("c4rl: interrupted", file=sys.stderr)  # while a module was loading, which made another error of it
+        code = 130
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done: one more Ctrl-C must not look like a crash
+    try:
+        sys.stdout.flush()
     except OSError as error:  # the disk that it goes to is full, or nobody reads on
-        if not isinstance(error, BrokenPipeError):
+        if code == 0 and not isinstance(error, BrokenPipeError):
             code = _refuse(f"the output could not be written ({error.strerror})")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python tries again when it ends
-    if code == 130:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is closed: one more Ctrl-C must not look like a crash
     sys.exit(code)
 
 
@@ -143,7 +158,3 @@ def _help(commands: dict[str, Callable[[Arguments], int]]) -> int:
         table.add_row(f"  c4rl {name}", (command.__doc__ or "").splitlines()[0])
     console.print(table)
     return 0
-
-
-if __name__ == "__main__":
-    command_line()

@@ -7,6 +7,7 @@ A page names the command of each table in a comment; what stands between that an
 """
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Callable, Sequence
@@ -71,8 +72,9 @@ def table_text(
 
 
 def _folder(path: Path) -> Path:
-    if not path.is_dir():
-        raise InputError(f"{path}: no such folder, expected the results store")
+    if not path.is_dir() or not os.access(path, os.R_OK | os.X_OK):
+        found = "cannot be read" if path.is_dir() else "no such folder"
+        raise InputError(f"{path}: {found}, expected the results store")
     return path
 
 

@@ -4,6 +4,7 @@ Random numbers are a function of (seed, stream, update), so the update's number 
 """
 
 import json
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -170,6 +171,8 @@ def load_policy_file(
 def _opened(path: Path, kind: str, framework: str = "pt") -> Any:
     if not path.is_file():
         raise InputError(f"{path}: no such file, expected the {kind} of a run folder made by c4rl train")
+    if not os.access(path, os.R_OK):  # safetensors would say that there is none
+        raise InputError(f"{path}: cannot be read (Permission denied), expected the {kind} of a run")
     try:
         file = safe_open(path, framework)
     except (SafetensorError, OSError) as error:
