@@ -105,7 +105,8 @@ def _together(jobs: Sequence[tuple[str, TrainConfig]], swept: Mapping[str, Metho
 
 def _folder_name(label: str, job: TrainConfig) -> str:
     """Of the job that this is: another job has another name, this one the same on any machine."""
-    what = to_json(job) | {"dataset": "", "output": "", "device": "", "precision": "", "threads": None}
+    how = {"device": "", "precision": "", "threads": None, "runs_per_launch": None}
+    what = to_json(job) | {"dataset": "", "output": ""} | how
     words = re.sub(r"\W+", "_", label, flags=re.ASCII).strip("_").lower()
     sets = "+".join(short(task) for task in job.tasks)
     return f"{words}-{sets}-{hashlib.sha256(repr(what).encode()).hexdigest()[:8]}"
