@@ -205,7 +205,7 @@ def run_jobs_on_ray(jobs: Sequence[Job], store: Store, minutes: float, options: 
             if isinstance(end, dict):
                 add(one.config.output, end)
                 continue
-            print(f"{one.config.output.name}: {end}")
+            print(f"{one.config.output.name}: {str(end).partition('; continue')[0]}; the same command goes on")
             stopped = 3 if time.monotonic() >= deadline else 130
             code = max(code, stopped if isinstance(end, Interrupted) else 1)
     return code

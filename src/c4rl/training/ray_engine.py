@@ -141,6 +141,7 @@ def _for_workers(config: TrainConfig, options: RayOptions) -> TrainConfig:
 def cluster(options: RayOptions, console: Console) -> Iterator[Any]:
     """Ray, connected to a cluster that is running; none is started, and nothing is reported to anyone."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "[\\s\\S]")  # pages of a dead node's log; the table tells it
     import ray
 
     if options.address == "local" or "://" in options.address:
