@@ -202,6 +202,8 @@ def run_jobs(
                 for ref in done:
                     _, part = pending.pop(ref)
                     part.state, part.sentence = _outcome(ray, ref)
+                    if asked > 1 and part.state == "failed":  # killed at the second request
+                        part.state = "interrupted"
                 view.draw()
                 now = time.monotonic()
                 wanted = max(len(requests), int(now > deadline), 2 * int(now > asked_at + STOP_SECONDS))
