@@ -136,7 +136,7 @@ def test_the_help_has_a_panel_for_each_plug_in(capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit):
         run("train", "--algorithm", "cql", "--plugins", "c4", "dr3", "--help")
     panels = re.split(r"\n\W+ (\w+) options \W+\n", capsys.readouterr().out)
-    assert panels[1::2] == ["cql", "c4", "dr3"]
+    assert panels[1::2] == ["engine", "cql", "c4", "dr3"]
     text = dict(zip(panels[1::2], panels[2::2], strict=True))
     assert "--cql-actions" in text["cql"] and "--lambda" in text["c4"] and "--lambda" not in text["cql"]
     assert "--resume" in panels[0] and "--config" in panels[0]

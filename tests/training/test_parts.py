@@ -29,7 +29,7 @@ JOBS = {
         "--eval-episodes",
         "1",
     ],
-    "one launch": ["--algorithm", "bc"],
+    "a launch of one run, as asked": ["--algorithm", "bc", "--runs-per-launch", "1"],
 }
 
 

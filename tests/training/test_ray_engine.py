@@ -140,7 +140,7 @@ def test_stopped_twice_over_a_job_goes_on(machines: Machines, command: Command, 
     assert code == 130, out + err
     assert err == (
         f"c4rl: 2 of 2 launches did not finish (2 interrupted); "
-        f"continue with: c4rl train --resume {output} --engine ray\n"
+        f"continue with: c4rl train --resume {output} --engine ray --address {machines.cluster.address}\n"
     )
     saved = [last_update(output / "launches" / name) for name in "12"]
     assert run("train", "--resume", output) == 2  # not without the engine

@@ -42,6 +42,8 @@ class TableFlags(Options):
     """auto, cpu, cuda or cuda:N."""
     precision: Literal["fp32", "bf16x3"] = "fp32"
     """Of matrix products on a GPU."""
+    runs_per_launch: int | None = option(None, at_least=1, at_most=10_000)
+    """The most runs of one launch, as in `c4rl train`."""
 
 
 def table(arguments: Arguments) -> int:
@@ -76,7 +78,7 @@ def table(arguments: Arguments) -> int:
     store, chosen = Store(flags.store), get_table(flags.name, SPEED_TABLES).only(flags.methods)
     if flags.data is None and not flags.dry:
         raise InputError("--data: not given, expected the folder of the datasets, TASK.npz")
-    how = {"device": flags.device, "precision": flags.precision}
+    how = {"device": flags.device, "precision": flags.precision, "runs_per_launch": flags.runs_per_launch}
     jobs = missing_jobs(chosen, store, flags.data or Path("."), flags.output / chosen.name, **how)
     if flags.dry:
         print(list_jobs(jobs, store, slowest(read_speeds(flags.speeds))))

@@ -124,6 +124,9 @@ class TrainConfig(Options):
     GPU, 0 on a CPU."""
     device: str = option("auto", incidental=True)
     """auto, cpu, cuda, cuda:1, ..."""
+    runs_per_launch: int | None = option(None, at_least=1, at_most=MOST_RUNS, incidental=True)
+    """The most runs of one launch; default: all that can share one on a GPU, as many as is fastest on a CPU. With
+    --engine ray a launch is what one node trains, so that fewer runs occupy more nodes."""
     threads: int | None = option(None, at_least=1, at_most=4096, incidental=True)
     """CPU threads, and processes that evaluate; default: as many threads as cores are free, a process per core."""
     cuda_graph: bool = option(True, incidental=True)

@@ -150,6 +150,8 @@ def launch_groups(
 
 def _width(config: TrainConfig, runs: Sequence[Run], device: torch.device) -> int:
     """The most runs of a launch."""
+    if config.runs_per_launch is not None:
+        return config.runs_per_launch
     return max(1, len(runs)) if device.type == "cuda" else algorithm_class(config.algorithm).runs_together_on_cpu
 
 
@@ -165,7 +167,8 @@ def explain_launches(config: TrainConfig, runs: Sequence[Run], rows: Sequence[in
         splitting = [name for name in kinds[0] if any(_count(name, part) < _count(name, kinds) for part in own)]
         reasons.append(f"runs that differ in {' or '.join(splitting)} do not always share one")
     if len(launches) > len(groups):
-        reasons.append(f"on a CPU {config.algorithm} is fastest with {_width(config, runs, device)} at a time")
+        width, fastest = _width(config, runs, device), f"on a CPU {config.algorithm} is fastest with"
+        reasons.append(f"{fastest if config.runs_per_launch is None else '--runs-per-launch has'} {width} at a time")
     return f"{len(runs)} runs in {len(launches)} launches: {', and '.join(reasons)}"
 
 

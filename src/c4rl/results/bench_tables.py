@@ -105,7 +105,8 @@ def _together(jobs: Sequence[tuple[str, TrainConfig]], swept: Mapping[str, Metho
 
 def _folder_name(label: str, job: TrainConfig) -> str:
     """Of the job that this is: another job has another name, this one the same on any machine."""
-    what = to_json(job) | {"dataset": "", "output": "", "device": "", "precision": "", "threads": None}
+    how = {"device": "", "precision": "", "threads": None, "runs_per_launch": None}
+    what = to_json(job) | {"dataset": "", "output": ""} | how
     words = re.sub(r"\W+", "_", label, flags=re.ASCII).strip("_").lower()
     sets = "+".join(short(task) for task in job.tasks)
     return f"{words}-{sets}-{hashlib.sha256(repr(what).encode()).hexdigest()[:8]}"
@@ -204,7 +205,7 @@ def run_jobs_on_ray(jobs: Sequence[Job], store: Store, minutes: float, options: 
             if isinstance(end, dict):
                 add(one.config.output, end)
                 continue
-            print(f"{one.config.output.name}: {end}")
+            print(f"{one.config.output.name}: {str(end).partition('; continue')[0]}; the same command goes on")
             stopped = 3 if time.monotonic() >= deadline else 130
             code = max(code, stopped if isinstance(end, Interrupted) else 1)
     return code

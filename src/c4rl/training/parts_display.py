@@ -60,8 +60,12 @@ class PartsDisplay:
     def draw(self) -> None:
         rows = list(self.rows())
         if self.live is not None:
-            table = Table("launch", "state", "progress")
-            for row in rows:
+            done = sum(state == "done" for _, state, _ in rows)
+            table = Table("launch", "state", "progress", caption=f"{done} of {len(rows)} launches done")
+            most = max(5, self.console.height - 6)
+            if len(rows) > most:  # what moves comes first
+                rows.sort(key=lambda row: ("queued", "done").index(row[1]) if row[1] in ("queued", "done") else -1)
+            for row in rows[:most]:
                 table.add_row(*row)
             self.live.update(table)
             return

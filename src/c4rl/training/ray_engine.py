@@ -45,8 +45,10 @@ class RayOptions(NamedTuple):
 class Job:
     """A job in parts, its folder held by this process."""
 
-    def __init__(self, config: TrainConfig, preparations: Sequence[Preparation], new: bool) -> None:
-        self.config, self.new, self.token = config, new, uuid4().hex
+    def __init__(
+        self, config: TrainConfig, preparations: Sequence[Preparation], options: RayOptions, new: bool
+    ) -> None:
+        self.config, self.options, self.new, self.token = config, options, new, uuid4().hex
         self.directory = RunDirectory(config.output)
         configs = parts_of(config, preparations, torch.device(config.device))
         self.preparations = [preparation.without_rows() for preparation in preparations]
@@ -64,9 +66,6 @@ class Job:
         configs[0].output.parent.mkdir(exist_ok=True)
         configs[0].output.with_name(TOKEN).write_text(self.token)
 
-    def __str__(self) -> str:
-        return str(self.config.output)
-
     def close(self) -> None:
         self.directory.close()
 
@@ -83,7 +82,9 @@ class Job:
         words = {state: sum(part.state == state for part in bad) for state in dict.fromkeys(p.state for p in bad)}
         counts = " and ".join(f"{count} {state}" for state, count in words.items())
         sentence = next((f": {part.sentence}" for part in bad if part.state != "interrupted" and part.sentence), "")
-        advice = f"continue with: c4rl train --resume {self} --engine ray"
+        given = {"--address": self.options.address, "--num-gpus": f"{self.options.num_gpus:g}"}
+        flags = "".join(f" {name} {value}" for name, value in given.items() if value not in ("auto", "0"))
+        advice = f"continue with: c4rl train --resume {self.config.output} --engine ray{flags}"
         raise (Interrupted if words.keys() <= {"interrupted", "queued"} else LaunchesFailed)(
             f"{len(bad)} of {len(self.parts)} launches did not finish ({counts}){sentence}; {advice}"
         )
@@ -102,7 +103,7 @@ def _changes(part: TrainConfig) -> dict[str, Any]:
 def new_job(config: TrainConfig, options: RayOptions) -> Job:
     check_new_output(config.output)
     config = in_any_folder(_for_workers(config, options))
-    return Job(replace(config, output=config.output.absolute()), prepare_all(config), new=True)
+    return Job(replace(config, output=config.output.absolute()), prepare_all(config), options, new=True)
 
 
 def begun_job(path: Path, options: RayOptions, allow_import: bool = False, **changes: Any) -> Job | dict[str, Any]:
@@ -121,7 +122,7 @@ def begun_job(path: Path, options: RayOptions, allow_import: bool = False, **cha
         found = "--device" if "device" in changes else f"--num-gpus {options.num_gpus:g}"
         raise InputError(f"{found}: found with a job begun on {config.device}, expected the same kind of device")
     config = changed(config, changes) if changes else config
-    job = Job(replace(config, output=path.absolute()), prepare_all(config), new=False)
+    job = Job(replace(config, output=path.absolute()), prepare_all(config), options, new=False)
     if changes:
         job.directory.change(**{name: to_json(config)[name] for name in changes})
     return job
@@ -140,6 +141,7 @@ def _for_workers(config: TrainConfig, options: RayOptions) -> TrainConfig:
 def cluster(options: RayOptions, console: Console) -> Iterator[Any]:
     """Ray, connected to a cluster that is running; none is started, and nothing is reported to anyone."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "[\\s\\S]")  # pages of a dead node's log; the table tells it
     import ray
 
     if options.address == "local" or "://" in options.address:
@@ -156,8 +158,8 @@ def cluster(options: RayOptions, console: Console) -> Iterator[Any]:
             ) from None
     try:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        sums = [f"{sum(node.get(kind, 0) for node in nodes):g} {kind}s" for kind in ("CPU", "GPU")]
-        console.print(f"Ray cluster: {len(nodes)} nodes, {', '.join(sums)}", highlight=False)
+        sums = [f"{kind}s {sum(node.get(kind, 0) for node in nodes):g}" for kind in ("CPU", "GPU")]
+        console.print(f"Ray cluster: nodes {len(nodes)}, {', '.join(sums)}", highlight=False)
         yield ray
     finally:
         if ours:
@@ -200,6 +202,8 @@ def run_jobs(
                 for ref in done:
                     _, part = pending.pop(ref)
                     part.state, part.sentence = _outcome(ray, ref)
+                    if asked > 1 and part.state == "failed":  # killed at the second request
+                        part.state = "interrupted"
                 view.draw()
                 now = time.monotonic()
                 wanted = max(len(requests), int(now > deadline), 2 * int(now > asked_at + STOP_SECONDS))
