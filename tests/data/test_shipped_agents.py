@@ -65,7 +65,7 @@ def test_every_set_names_its_agents_in_order() -> None:
     assert places("medium") == [medium] and places("medium-expert") == [medium, expert]
     assert places("medium-replay") == [*range(medium + 1)] and places("full-replay") == [*range(expert + 1)]
     assert shipped_policies(task, "random") == (["random"], "uniform actions")
-    assert shipped_policies(get_task("pen-expert"), "")[0] == []
+    assert shipped_policies(get_task("gym:Pendulum-v1"), "")[0] == []
     assert len(locomotion_sets()) == 20 and "ant-full-replay" in locomotion_sets()
 
 
