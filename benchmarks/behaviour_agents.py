@@ -2,10 +2,12 @@
 
     python benchmarks/behaviour_agents.py look FILE --episodes 5 [--only 3 7 12]
     python benchmarks/behaviour_agents.py ship FILE --way 0 4 9 --medium 14 --more 20 26 --expert 40
+    python benchmarks/behaviour_agents.py walk FOLDER/snapshots/STEPS.safetensors --episodes 10 [--ship]
 
 FILE holds snapshots of one training [K, ...] whose header lists them as `chosen`: [{"seed", "steps"}, ...]. `ship`
 scores the medium and the expert agent over 100 episodes, those on the way over 10, with and without noise, and writes
-src/c4rl/data/behaviour/ROBOT.safetensors (float16) and its card.
+src/c4rl/data/behaviour/ROBOT.safetensors (float16) and its card. `walk` sends a goal-ant from the start to the goal of
+every AntMaze, with the noise of a recording, and ships it.
 """
 
 import argparse
@@ -24,8 +26,11 @@ from c4rl.core.files import write_json
 from c4rl.core.version import __version__
 from c4rl.data.behaviour_agents import CARDS, FOLDER
 from c4rl.data.policy_files import WORDS, read_policies, write_gaussian
+from c4rl.environments.antmaze import MAZES
+from c4rl.environments.goal_ant import upside_down
 from c4rl.environments.making import make_environment
-from c4rl.environments.tasks import get_task, simulator
+from c4rl.environments.maze_walk import MazeWalk, SteeredWalker, goal_near
+from c4rl.environments.tasks import GOAL_ANT, get_task, simulator
 
 SEED = 50_000  # of the first episode; training and evaluation during training have others
 SHARED = ("n_hidden", "log_std_min", "log_std_max", "action_low", "action_high")
@@ -94,12 +99,65 @@ def ship(pool: ProcessPoolExecutor, file: Path, way: list[int], medium: int, mor
     write_json(CARDS, {name: cards[name] for name in sorted(cards)})
 
 
+def arrivals(file: str, maze: str, seeds: list[int]) -> list[tuple[bool, bool, int]]:
+    """(arrived, fell, steps) of each walk."""
+    policy, out = read_policies(Path(file), GOAL_ANT)[0], []
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        walk = MazeWalk(maze, "umaze", goal_near(MAZES[maze].goal, rng))
+        walker, (observation, _) = SteeredWalker(walk, policy), walk.reset(seed=seed)
+        done, arrived, steps = False, False, 0
+        while not done:
+            observation, _, arrived, truncated, _ = walk.step(walker.act(observation, rng))
+            done, steps = arrived or truncated, steps + 1
+        out.append((arrived, upside_down(observation[:15]), steps))
+    return out
+
+
+def walk(pool: ProcessPoolExecutor, file: Path, episodes: int, mazes: list[str], shipped: bool) -> None:
+    output, success = file, {}
+    with safe_open(file, framework="numpy") as opened:
+        facts = opened.metadata()
+        arrays = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - not a mapping
+    if shipped:
+        output = FOLDER / f"{GOAL_ANT.name}.safetensors"
+        rows = {name: a if name in SHARED else a[0].astype(np.float16) for name, a in arrays.items()}
+        kept = {name: facts[name] for name in ("c4rl", "task", "environment")}
+        write_gaussian(output, rows | {name: np.array(facts[name]) for name in WORDS}, kept)
+    for maze in mazes:
+        pieces = np.array_split(np.arange(SEED, SEED + episodes), min(episodes, 4))
+        jobs = [pool.submit(arrivals, str(output), maze, piece.tolist()) for piece in pieces]
+        found = np.array([one for job in jobs for one in job.result()])
+        arrived = found[:, 0].astype(bool)
+        success[maze] = {"arrived": int(arrived.sum()), "fell": int((found[:, 1] * ~arrived).sum())}
+        success[maze] |= {
+            "episodes": episodes,
+            "mean_steps": round(float(found[arrived, 2].mean()), 1) if arrived.any() else None,
+        }
+        print(maze, success[maze], flush=True)
+    if shipped:
+        config = json.loads((file.parent.parent / "config.json").read_text())
+        cards = json.loads(CARDS.read_text())
+        cards[GOAL_ANT.name] = {
+            "file": output.name,
+            "sha256": hashlib.sha256(output.read_bytes()).hexdigest(),
+            "trained_in": f"c4rl {facts['c4rl']}, {facts['environment']}",
+            "scored_in": f"c4rl {__version__}, {simulator(GOAL_ANT)}",
+            "seed": config["seeds"][0],
+            "selection": "the last snapshot of one training",
+            "settings": {name: config[name] for name in SETTINGS},
+            "expert": 0,
+            "snapshots": [{"steps": int(facts["steps"]), "walks_from_start_to_goal": success}],
+        }
+        write_json(CARDS, {name: cards[name] for name in sorted(cards)})
+
+
 SETTINGS = ("envs", "updates_per_step", "random_steps", "replay", "batch_size", "hidden_width", "lr", "layer_norm")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("look", "ship"))
+    parser.add_argument("what", choices=("look", "ship", "walk"))
     parser.add_argument("file", type=Path)
     parser.add_argument("--episodes", type=int, default=5)
     parser.add_argument("--only", type=int, nargs="*")
@@ -107,10 +165,15 @@ def main() -> None:
     parser.add_argument("--medium", type=int)
     parser.add_argument("--more", type=int, nargs="*", default=[])
     parser.add_argument("--expert", type=int)
+    parser.add_argument("--mazes", nargs="*", default=list(MAZES))
+    parser.add_argument("--ship", action="store_true")
     given = parser.parse_args()
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         if given.what == "ship":
             ship(pool, given.file, given.way, given.medium, given.more, given.expert)
+            return
+        if given.what == "walk":
+            walk(pool, given.file, given.episodes, given.mazes, given.ship)
             return
         snapshots = chosen(given.file)
         for k in range(len(snapshots)) if given.only is None else given.only:

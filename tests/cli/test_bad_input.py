@@ -268,8 +268,8 @@ BAD_FOLDERS: dict[str, tuple[Build, list[str]]] = {
         ["maze2d-moon-v1", "did you mean"],
     ),
     "record a task without a script": (
-        lambda folder: ["data", "record", "antmaze-umaze-v2", "--output", folder / "new.npz"],
-        ["policy: found none", "antmaze-umaze-v2", "only Maze2D and locomotion"],
+        lambda folder: ["data", "record", "gym:Pendulum-v1", "--output", folder / "new.npz"],
+        ["policy: found none", "gym:Pendulum-v1", "only Maze2D, AntMaze and locomotion"],
     ),
     "record onto a file": (existing_file_for_recording, ["have.npz", "exists already"]),
     "record nothing": (

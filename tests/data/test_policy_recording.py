@@ -156,7 +156,7 @@ def test_bad_policies_are_refused_before_anything_is_written(
 @pytest.mark.parametrize(
     ("task", "policies", "message"),
     [
-        ("hopper-medium", [], "policy: found none, expected at least one file for 'hopper-medium-v2'"),
+        ("gym:Pendulum-v1", [], "policy: found none, expected at least one file for 'gym:Pendulum-v1'"),
         ("hopper-medium-expert", ["p.npz"], "policy: found 1 for 'hopper-medium-expert-v2', expected several"),
         ("hopper-medium", ["p.npz", "p.npz"], "policy: found 2 for 'hopper-medium-v2', expected 1"),
         ("hopper-medium", ["absent.npz"], "absent.npz: there is no such file"),

@@ -75,7 +75,7 @@ def test_all_of_the_maze_is_visited(recorded: dict[str, np.ndarray]) -> None:
 @pytest.mark.parametrize(
     ("task", "size", "seed", "name", "message"),
     [
-        ("hopper-medium-v2", 10, 0, "a.npz", "found none, expected at least one file for 'hopper-medium-v2'"),
+        ("gym:Pendulum-v1", 10, 0, "a.npz", "found none, expected at least one file for 'gym:Pendulum-v1'"),
         ("maze2d-umaze-v1", 0, 0, "a.npz", "size: found 0"),
         ("maze2d-umaze-v1", 10, -1, "a.npz", "seed: found -1"),
         ("maze2d-umaze-v1", 10, 0, "a.hdf5", r"a\.hdf5: expected .*\.npz"),

@@ -67,8 +67,8 @@ def find_behaviours(given: Sequence[str], task: Task) -> list[Behaviour]:
         found += [Behaviour(file, k if count > 1 else None, sha256) for k in snapshots]
     if not found:
         raise InputError(
-            f"policy: found none, expected at least one file for '{task.name}', or {RANDOM}; only Maze2D and "
-            "locomotion tasks have a behaviour of their own"
+            f"policy: found none, expected at least one file for '{task.name}', or {RANDOM}; only Maze2D, AntMaze "
+            "and locomotion tasks have a behaviour of their own"
         )
     return found
 
