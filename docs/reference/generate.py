@@ -278,7 +278,8 @@ def _cell(text: str) -> str:
 
 
 def examples_page() -> str:
-    lines = ["# Examples", "", "Whole programs of the folder `examples`."]
+    # whole programs would crowd out every other result of a search
+    lines = ["---", "search: {exclude: true}", "---", "", "# Examples", "", "Whole programs of the folder `examples`."]
     for path in sorted((ROOT / "examples").glob("*.py")):
         lines += ["", f"## {path.name}", "", "```python", path.read_text().rstrip(), "```"]
     return "\n".join(lines) + "\n"
