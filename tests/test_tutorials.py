@@ -18,6 +18,10 @@ def test_a_tutorial_does_what_it_says(page: Path, tmp_path: Path, monkeypatch: p
         found = without_numbers(printed)
         for line in without_numbers(block.code):
             assert any(line in other for other in found), f"{line}\nis not printed:\n{printed}"
+    if page.stem == "read_the_report":
+        report = (tmp_path / "report.html").read_text()
+        for part in re.findall(r"^\*\*(.+?)\.\*\*", page.read_text(), re.M):
+            assert part in report, f"the report has no '{part}'"
 
 
 def test_there_are_five_and_they_show_what_they_print() -> None:

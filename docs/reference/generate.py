@@ -4,9 +4,11 @@
 """
 
 import ast
+import contextlib
 import dataclasses
 import importlib
 import inspect
+import io
 import os
 import posixpath
 import re
@@ -66,16 +68,17 @@ def declared_by(command: str, words: Sequence[str] = ()) -> Declared:
     users = [module for name, module in sys.modules.items() if name.startswith("c4rl.cli.")]
     users = [module for module in users if getattr(module, "parse", None) is plain]
     patches = [patch.object(module, "parse", caught) for module in users]
-    for one in patches:
-        one.start()
-    try:
-        main.COMMANDS[command]([*words, "--help"])
-    except _Caught as found:
-        return found.declared
-    finally:
+    with contextlib.ExitStack() as patched:
         for one in patches:
-            one.stop()
-    raise AssertionError(f"c4rl {command} declares no flags")
+            patched.enter_context(one)
+        patched.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        try:
+            main.COMMANDS[command]([*words, "--help"])
+        except _Caught as found:
+            return found.declared
+        except SystemExit:
+            pass
+    return Declared(inspect.getdoc(main.COMMANDS[command]) or "", [], {})  # it takes no flags
 
 
 def commands_page() -> str:
@@ -119,7 +122,7 @@ def commands_page() -> str:
         declared = declared_by("train", ["--algorithm", host, "--plugins", plugin])
         own = [flag for flag in declared.flags if flag.panel == plugin]
         lines += ["", f"### --plugins {plugin}", "", f"[What it does](../algorithms.md#plug-in-{plugin})", ""]
-        lines += _flag_table(own, declared.defaults) if own else ["It has no flags."]
+        lines += _flag_table(own, declared.defaults)
     return "\n".join(lines) + "\n"
 
 
@@ -127,6 +130,8 @@ def _flag_table(flags: Sequence[Any], defaults: Mapping[str, Any]) -> list[str]:
     from c4rl.cli.parsing import NOT_GIVEN
     from c4rl.core.declarations import expected
 
+    if not flags:
+        return ["It has no flags."]
     lines = ["| flag | value | default | |", "|---|---|---|---|"]
     for flag in flags:
         value = defaults[flag.field.name]
@@ -278,7 +283,8 @@ def _cell(text: str) -> str:
 
 
 def examples_page() -> str:
-    lines = ["# Examples", "", "Whole programs of the folder `examples`."]
+    # whole programs would crowd out every other result of a search
+    lines = ["---", "search: {exclude: true}", "---", "", "# Examples", "", "Whole programs of the folder `examples`."]
     for path in sorted((ROOT / "examples").glob("*.py")):
         lines += ["", f"## {path.name}", "", "```python", path.read_text().rstrip(), "```"]
     return "\n".join(lines) + "\n"

@@ -14,7 +14,7 @@ from c4rl.core.declarations import Options, option
 @dataclass(frozen=True)
 class Flags(Options):
     dataset: tyro.conf.Positional[str]
-    """An npz file, D4RL hdf5, or a local Minari dataset."""
+    """An npz file, D4RL hdf5, a d3rlpy dump, or a local Minari dataset."""
     task: str = "none"
     """A name from `c4rl tasks`: for normalised returns, and checks of dimensions, horizon and ends of episodes."""
     html: Path | None = None

@@ -65,6 +65,7 @@ class ClusteredDataset:
             config=config,
             seed=seed,
             action_dim=batch.actions.shape[1],
+            joined=False,
         )
         self._drawn: tuple[Any, Tensor] | None = None
         self._add_penalty(critics)

@@ -66,6 +66,7 @@ def _sampler_class() -> type:
                 rows["next", loss.tensor_keys.terminated],
                 config=config,
                 seed=seed,
+                joined=True,
             )
             self._lock = Lock()  # a prefetching buffer draws in threads of its own
             self._add_penalty(loss, critics)
@@ -147,7 +148,7 @@ class _Member(nn.Module):
         weights = self._weights()
         own = weights[self._index] if weights.ndim else weights
         batch = TensorDict(dict(zip(self._inputs, x.split(self._widths, 1), strict=True)), batch_size=len(x))
-        with own.to_module(self.network):
+        with own.to_module(self.network, preserve_module_state=False):  # the copy needs no other weights back
             return self.network(batch)[self._output()]
 
 

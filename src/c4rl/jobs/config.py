@@ -46,7 +46,8 @@ class TrainConfig(Options):
     algorithm: str = option(choices=ALGORITHMS)
     """The algorithm to train."""
     dataset: tuple[Path, ...] = option(incidental=True)
-    """npz, D4RL hdf5, or a local Minari dataset (its folder, or minari:ID); several of one shape train together."""
+    """npz, D4RL hdf5, a d3rlpy dump, or a local Minari dataset (its folder, or minari:ID); several of one shape train
+    together."""
     task: tuple[str, ...] = option(("none",))
     """A name from `c4rl tasks`, gym:ID for any Gymnasium environment, or none for no simulator; one for all datasets,
     or one each."""

@@ -30,8 +30,7 @@ def check_same_job(
     for (place, digest), expected in zip_longest(found, began.dataset_sha256.split(","), fillvalue=(path, "none")):
         if digest != expected:
             raise InputError(
-                f"{place}: its bytes changed since the job began (sha256 {digest[:12]}..., "
-                f"expected {expected[:12]}...)"
+                f"{place}: its bytes changed since the job began (sha256 {digest[:12]}..., expected {expected[:12]}...)"
             )
     if began.environment == now.environment:
         return []
