@@ -1,7 +1,5 @@
 """A job in parts, one run folder per launch, joined: the folder that one process would have left."""
 
-import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,7 +37,7 @@ def test_joined_parts_are_the_job_in_one_process(case: str, plain_data: Path, ma
     data = on_maze if "ensembles" in case else ["--dataset", plain_data, "--task", "none"]
     flags = [*SMALL, *EVERY, *JOBS[case], *data, "--seeds", "0", "3", "--threads", "1", "--device", "cpu"]
     assert run("train", *flags, "--output", tmp_path / "here") == 0
-    apart(tmp_path / "apart", *flags)
+    assert apart(tmp_path / "apart", *flags) == 2
     assert_equal(tmp_path / "apart", tmp_path / "here")
     assert run("train", "--resume", tmp_path / "apart", "--updates", "50") == 0  # an ordinary folder
 
@@ -69,14 +67,14 @@ def test_joining_again_after_a_crash(plain_data: Path, tmp_path: Path) -> None:
         patched.setattr("c4rl.training.parts.summarise", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             apart(tmp_path / "apart", *flags, "--threads", "1", "--device", "cpu")
-    shutil.copytree(tmp_path / "apart", tmp_path / "copy")
     apart(tmp_path / "apart", *flags, "--threads", "1", "--device", "cpu", trained=True)
     assert [one["name"] for one in summary(tmp_path / "apart")["runs"]] == ["seed_0", "seed_3"]
     assert not (tmp_path / "apart" / "launches").exists()
     assert len(list((tmp_path / "apart" / "tensorboard").iterdir())) == 2
 
 
-def apart(output: Path, *flags: object, trained: bool = False) -> None:
+def apart(output: Path, *flags: object, trained: bool = False) -> int:
+    """Train the parts and join them; how many there were."""
     config = in_any_folder(config_of([*map(str, flags), "--output", str(output)]))
     preparations = prepare_all(config)
     directory, parts = RunDirectory(output), parts_of(config, preparations, CPU)
@@ -85,9 +83,10 @@ def apart(output: Path, *flags: object, trained: bool = False) -> None:
     else:
         directory.create(config)
         for part in parts:
-            train(replace(part, output=part.output), Console(quiet=True))
+            train(part, Console(quiet=True))
     join(directory, config, [p.without_rows() for p in preparations], parts)
     directory.close()
+    return len(parts)
 
 
 def assert_equal(first: Path, second: Path) -> None:
