@@ -49,10 +49,12 @@ def test_every_command_and_flag_is_on_the_page(generate: ModuleType) -> None:
     headings = {f"--algorithm {name}" for name in ALGORITHMS} | {f"--plugins {name}" for name in PLUGINS}
     assert sections.keys() >= headings | {f"c4rl {command}" for command in COMMANDS}
     for owner in OWNERS:  # all that declare options, as the tests of the command line know them
-        name = {"job": "c4rl train", "fitted Q evaluation": "c4rl ope"}.get(owner.name, f"c4rl {owner.name}")
+        known = {"job": "c4rl train", "fitted Q evaluation": "c4rl ope"}
+        known |= {"behaviour agents": "c4rl data train-behaviour"}
+        name = known.get(owner.name, f"c4rl {owner.name}")
         name = f"--algorithm {owner.name}" if owner.name in ALGORITHMS else name.replace("c4rl plug-in", "--plugins")
         for field in dataclasses.fields(owner.kind):
-            if field.name in ("options", "plugin_options"):
+            if field.name in ("options", "plugin_options", *(["task"] if owner.name == "behaviour agents" else [])):
                 continue
             flags = f"| `--{flag_of(field.name)}` |", f"| `{field.name.upper()}` |"
             assert any(flag in sections[name] for flag in flags), (name, field.name)

@@ -225,7 +225,8 @@ class Hdf5:
         """A single whole number or flag."""
         node = self._node(name, expected)
         if "value" not in node:
-            raise problem(self.path, name, f"has shape {node['shape']} and dtype {node['dtype']}", expected)
+            kind = np.dtype(node["dtype"]) if node["dtype"] else node["type"]
+            raise problem(self.path, name, f"has shape {tuple(node['shape'] or ())} and dtype {kind}", expected)
         return node["value"]
 
     def array(self, name: str, expected: str) -> Hdf5Array:

@@ -39,6 +39,8 @@ def demonstrate(folder: Path, task: str, size: int, updates: int, seeds: tuple[i
     console, began = Console(), time.monotonic()
     check_new_output(folder)
     chosen = get_task(task)
+    if chosen.domain != "maze2d":
+        raise InputError(f"--task: found {task}, expected a maze2d task, whose picture shows the policies")
     if (reason := missing(chosen)) is not None:
         raise InputError(f"--task {task}: cannot be simulated here: {reason}")
     data = folder / "dataset.npz"
