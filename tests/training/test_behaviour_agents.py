@@ -142,6 +142,9 @@ def test_a_killed_training_goes_on_as_if_never_interrupted(tmp_path: Path) -> No
         assert one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
     with pytest.raises(InputError, match=r"config\.json: found steps 1024, expected 2048: the folder holds another"):
         train(whole, steps=2048)
+    (whole / "checkpoint.safetensors").write_bytes(b"no checkpoint")
+    with pytest.raises(InputError, match=r"checkpoint\.safetensors: found no checkpoint of this training"):
+        train(whole)
 
 
 def test_agents_trained_together_are_those_trained_alone(tmp_path: Path) -> None:
