@@ -21,10 +21,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
-from c4rl.cli import bench, data, demo, evaluate, export, table, tasks, train
+from c4rl.cli import bench, data, demo, evaluate, export, table, tasks, train, train_behaviour
 from c4rl.core.declarations import flag_of
 from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.registry import ALGORITHMS, PLUGINS
+from c4rl.training.behaviour import BehaviourConfig
 from c4rl.training.launch import Launch
 from tests.cli.support import SMALL, listing, run, save_npz
 from tests.data.test_fuzzed_files import damaged_bytes, fuzz
@@ -279,6 +280,7 @@ COMMANDS: list[tuple[list[str], list[type]]] = [
     (["export", "absent"], [export.Flags]),
     (["data", "info", "absent.npz"], [data.InfoFlags]),
     (["data", "record", "absent", "--output", "new.npz"], [data.RecordFlags]),
+    (["data", "train-behaviour", "absent", "--output", "new"], [train_behaviour.Flags, BehaviourConfig]),
     (["demo", "--task", "absent", "--output", "job"], [demo.Flags]),
     (["table", "absent"], [table.Flags]),
     (["bench", "table", "absent"], [bench.TableFlags]),

@@ -9,7 +9,7 @@ import pytest
 from c4rl.core.errors import InputError
 from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.data import load_dataset, policy_recording
-from c4rl.data.policy_files import read_policies
+from c4rl.data.policy_files import read_policies, trained_for, write_gaussian
 from c4rl.data.recording import record
 from c4rl.environments.making import make_environment
 from c4rl.environments.tasks import get_task
@@ -151,6 +151,21 @@ def test_bad_policies_are_refused_before_anything_is_written(
     with pytest.raises(InputError, match=message):
         record(HOPPER.name, 10, 0, tmp_path / "new.npz", [policy])
     assert [path.name for path in tmp_path.iterdir()] == ["policy.npz"]
+
+
+def test_a_safetensors_policy_acts_like_its_npz_twin(tmp_path: Path) -> None:
+    with np.load(gaussian(tmp_path / "policy.npz", snapshots=2), allow_pickle=False) as file:
+        write_gaussian(tmp_path / "policy.safetensors", dict(file), {"task": "hopper-medium-v2"})
+    observation = np.linspace(-1, 1, 11, dtype=np.float32)
+    one, other = (read_policies(tmp_path / f"policy.{kind}", HOPPER)[1] for kind in ("npz", "safetensors"))
+    drawn = [policy.act(observation, np.random.default_rng(0)) for policy in (one, other)]
+    np.testing.assert_array_equal(*drawn)
+    assert trained_for(tmp_path / "policy.safetensors") == "hopper-medium-v2"
+    assert trained_for(tmp_path / "policy.npz") is None
+    whole = (tmp_path / "policy.safetensors").read_bytes()
+    (tmp_path / "cut.safetensors").write_bytes(whole[:-7])
+    with pytest.raises(InputError, match=r"cut\.safetensors: not readable as a safetensors file"):
+        read_policies(tmp_path / "cut.safetensors", HOPPER)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from c4rl.data.policy_files import read_policies
 from c4rl.data.recording import record, record_all_locomotion
 from c4rl.environments.tasks import GOAL_ANT, ROBOTS, get_task
 
-# what the issue asks of experts; Ant's is weaker, as its card and docs/recording.md say
+# of the experts; the Ant falls in some episodes (docs/recording.md)
 LEAST = {"hopper": 3000, "halfcheetah": 8000, "walker2d": 4000, "ant": 3000}
 
 

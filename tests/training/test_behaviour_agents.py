@@ -17,9 +17,10 @@ from c4rl.core.networks import Stack
 from c4rl.core.random import Streams
 from c4rl.data.collection import Collector
 from c4rl.data.policy_files import read_policies
+from c4rl.environments.goal_ant import symmetries
 from c4rl.environments.tasks import get_task
 from c4rl.plugins.seams import Plugins
-from c4rl.training.behaviour import BehaviourConfig, open_training, train_together
+from c4rl.training.behaviour import BehaviourConfig, BehaviourTraining, open_training, train_together
 
 HOPPER = get_task("hopper-expert")
 
@@ -116,8 +117,9 @@ def test_an_update_is_that_of_the_publication() -> None:
     assert -log_here.mean() > -2 and sac.temperature.log.item() < -0.7
 
 
-def test_an_agent_learns_and_its_snapshots_are_policy_files(tmp_path: Path) -> None:
-    folder = train(tmp_path / "a", steps=3072, seeds=(0, 1), updates_per_step=0.3, lr=3e-3)
+@pytest.mark.parametrize("device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
+def test_an_agent_learns_and_its_snapshots_are_policy_files(device: str, tmp_path: Path) -> None:
+    folder = train(tmp_path / "a", steps=3072, seeds=(0, 1), updates_per_step=0.3, lr=3e-3, device=device)
     log = [json.loads(line) for line in (folder / "progress.jsonl").read_text().splitlines()]
     first, last = np.array(log[0]["returns"]), np.array(log[-1]["returns"])
     assert (last > first / 4).all() and log[-1]["updates"] == int(0.3 * (3072 - 256))
@@ -142,6 +144,9 @@ def test_a_killed_training_goes_on_as_if_never_interrupted(tmp_path: Path) -> No
         assert one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
     with pytest.raises(InputError, match=r"config\.json: found steps 1024, expected 2048: the folder holds another"):
         train(whole, steps=2048)
+    (whole / "checkpoint.safetensors").write_bytes(b"no checkpoint")
+    with pytest.raises(InputError, match=r"checkpoint\.safetensors: found no checkpoint of this training"):
+        train(whole)
 
 
 def test_agents_trained_together_are_those_trained_alone(tmp_path: Path) -> None:
@@ -149,6 +154,25 @@ def test_agents_trained_together_are_those_trained_alone(tmp_path: Path) -> None
     name = "snapshots/0000000512.safetensors"
     (_, one), (other,) = (read_policies(folder / name, get_task(SMALL["task"])) for folder in (both, alone))
     np.testing.assert_allclose(one.mean[0], other.mean[0], rtol=1e-3, atol=1e-4)
+
+
+def test_batches_of_the_goal_reaching_ant_are_spread_over_its_symmetries(tmp_path: Path) -> None:
+    settings = SMALL | {"task": "goal-ant", "batch_size": 16}
+    training = BehaviourTraining(BehaviourConfig(**settings), tmp_path, lambda line: None)
+    row = np.random.default_rng(0).normal(size=77).astype(np.float32)
+    training.replay.append(np.tile(row, (1, 256, 1)))
+    drawn: list[Any] = []
+    training.algorithm.update = lambda batch, *_: drawn.append(batch) or {}  # type: ignore[method-assign, func-returns-value]
+    training._update(1)
+    (batch,), (turns, moves) = drawn, symmetries()
+    for k in range(8):
+        own = slice(2 * k, 2 * k + 2)
+        np.testing.assert_allclose(batch.observations[0, own], np.tile(row[:29] @ turns[k], (2, 1)), atol=1e-6)
+        np.testing.assert_allclose(batch.actions[0, own], np.tile(row[29:37] @ moves[k], (2, 1)), atol=1e-6)
+        np.testing.assert_allclose(batch.next_observations[0, own], np.tile(row[37:66] @ turns[k], (2, 1)), atol=1e-6)
+    assert (batch.rewards == row[-3].item()).all() and (batch.continues == row[-2].item()).all()
+    with pytest.raises(InputError, match="--batch-size: found 12, expected a multiple of 8 for goal-ant"):
+        BehaviourTraining(BehaviourConfig(**settings | {"batch_size": 12}), tmp_path, lambda line: None)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from torch import Tensor
 
@@ -322,23 +322,33 @@ class BehaviourTraining:
 
     def restore(self) -> None:
         """Go on from the last checkpoint, if there is one."""
-        kept = []
+        log = self.folder / "progress.jsonl"
+        kept: list[str] = []
         if self._checkpoint.exists():
-            with safe_open(self._checkpoint, framework="pt") as file:
-                facts = file.metadata()
-                for name, tensor in self.algorithm.state().items():
-                    tensor.copy_(file.get_tensor(name))
-                rows = file.get_tensor("replay")
-            self.replay.packed[:, : rows.shape[1]] = rows.to(self.device)
-            progress = json.loads(facts["progress"])
-            self.blocks, self.updates = progress["blocks"], progress["updates"]
-            self.replay.written, self.returns = progress["written"], json.loads(facts["returns"])
-            self.replay.mark()
-            self.step.fill_(self.updates)
-            log = (self.folder / "progress.jsonl").read_text().splitlines()
-            kept = [line for line in log if json.loads(line)["steps"] <= self.steps]
-        with replacing(self.folder / "progress.jsonl") as temporary:
+            try:
+                self._read_checkpoint()
+                complete = log.read_text().split("\n")[:-1]  # a kill may have cut the last line
+                kept = [line for line in complete if json.loads(line)["steps"] <= self.steps]
+            except (SafetensorError, OSError, RuntimeError, LookupError, TypeError, ValueError) as error:
+                raise InputError(
+                    f"{self._checkpoint}: found no checkpoint of this training ({type(error).__name__}: {error}), "
+                    "expected the one that it wrote; delete it to begin anew"
+                ) from error
+        with replacing(log) as temporary:
             temporary.write_text("".join(f"{line}\n" for line in kept))
+
+    def _read_checkpoint(self) -> None:
+        with safe_open(self._checkpoint, framework="pt") as file:
+            facts = file.metadata()
+            for name, tensor in self.algorithm.state().items():
+                tensor.copy_(file.get_tensor(name))
+            rows = file.get_tensor("replay")
+        self.replay.packed[:, : rows.shape[1]] = rows.to(self.device)
+        progress = json.loads(facts["progress"])
+        self.blocks, self.updates = progress["blocks"], progress["updates"]
+        self.replay.written, self.returns = progress["written"], json.loads(facts["returns"])
+        self.replay.mark()
+        self.step.fill_(self.updates)
 
 
 def _turns(task: Task, batch_size: int, device: torch.device) -> Tensor | None:
