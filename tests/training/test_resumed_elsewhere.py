@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 import c4rl.training.loop as loop
 import c4rl.training.preparation as preparation
 from c4rl.jobs.config import TrainConfig
+from c4rl.training import event_file
 from c4rl.training.checkpoint import load_checkpoint, load_progress
 from c4rl.training.launch import Launch
 from c4rl.training.run_directory import RunDirectory
@@ -150,9 +152,9 @@ def test_when_the_disk_was_full(
         create(self, config)
         self._metrics = open("/dev/full", "a")  # noqa: SIM115 - the folder closes it
 
-    with pytest.MonkeyPatch.context() as monkeypatch:
+    with pytest.MonkeyPatch.context() as monkeypatch, open("/dev/full", "wb", buffering=0) as full:
         if log == "tensorboard":
-            monkeypatch.setattr(Path, "open", lambda path, mode: open("/dev/full", mode))  # noqa: SIM115
+            monkeypatch.setattr(event_file, "RecordWriter", lambda file: RecordWriter(full))
         else:
             monkeypatch.setattr(RunDirectory, "create", on_a_full_disk)
         stored = ["train", "--config", straight, "--output", folder]

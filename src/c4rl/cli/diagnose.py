@@ -34,10 +34,10 @@ def diagnose(arguments: Arguments) -> int:
     from c4rl.diagnostics.diagnose import render, save
 
     found = look_into(flags.folder, flags.run, flags.size)
+    if flags.save:
+        save(found, flags.folder)
     if flags.json:
         print(json.dumps(jsonable(found), indent=2))
     else:
         Console().print(render(found))
-    if flags.save:
-        save(found, flags.folder)
     return 0

@@ -22,8 +22,11 @@ os.umask(_UMASK)
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path in the same folder. It replaces `path` atomically on success and is deleted on error."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    temporary.unlink(missing_ok=True)
-    temporary.touch(0o600, exist_ok=False)  # a new file; never follow a link of this name
+    try:
+        temporary.unlink(missing_ok=True)
+        temporary.touch(0o600, exist_ok=False)  # a new file; never follow a link of this name
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
     try:
         yield temporary
         with open(temporary, "rb") as file:
