@@ -50,7 +50,7 @@ def test_every_command_and_flag_is_on_the_page(generate: ModuleType) -> None:
     assert sections.keys() >= headings | {f"c4rl {command}" for command in COMMANDS}
     for owner in OWNERS:  # all that declare options, as the tests of the command line know them
         known = {"job": "c4rl train", "fitted Q evaluation": "c4rl ope"}
-        known |= {"behaviour agents": "c4rl data train-behaviour"}
+        known |= {"behaviour agents": "c4rl data train-behaviour", "engine": "c4rl train"}
         name = known.get(owner.name, f"c4rl {owner.name}")
         name = f"--algorithm {owner.name}" if owner.name in ALGORITHMS else name.replace("c4rl plug-in", "--plugins")
         for field in dataclasses.fields(owner.kind):

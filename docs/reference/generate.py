@@ -103,7 +103,7 @@ def commands_page() -> str:
     for name in commands:
         declared = declared_by(name)
         lines += ["", f"## c4rl {name}", "", declared.description, ""]
-        common = [flag for flag in declared.flags if name != "train" or not flag.panel]
+        common = [flag for flag in declared.flags if name != "train" or flag.panel in ("", "engine")]
         lines += _flag_table(common, declared.defaults)
     lines += [
         "",

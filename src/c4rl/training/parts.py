@@ -79,7 +79,8 @@ def join(
         files = [folder / f"policy_{which}.safetensors" for folder in folders]
         if files[0].exists():  # without a simulator there is no best one
             join_policies(files, directory.policy(which))
-    save_checkpoint(directory.checkpoint, states, progress)
+    scored = [line for line in lines if "score" in line] or [line for line in lines if _is_scored(line)]
+    save_checkpoint(directory.checkpoint, states, replace(progress, evaluations=len(scored)))
     for update in set.intersection(*(set(RunDirectory(folder).kept_checkpoints()) for folder in folders)):
         kept = joined([RunDirectory(folder).kept_checkpoint(update) for folder in folders])
         save_checkpoint(directory.kept_checkpoint(update), *kept[:2])
@@ -137,7 +138,8 @@ def _joined(parts: Sequence[Progress]) -> Progress:
         for name in ("training_seconds", "clustering_seconds", "evaluation_seconds", "run_updates")
     }
     frozen = {run: failure for part in parts for run, failure in part.frozen.items()}
-    return replace(parts[0], update=max(part.update for part in parts), frozen=frozen, pending=[], **total)
+    update = max(part.update for part in parts)
+    return replace(parts[0], update=update, frozen=frozen, pending=[], evaluations=-1, **total)
 
 
 def _check_simulators(found: Sequence[str | None], expected: str | None, folder: Path) -> None:
