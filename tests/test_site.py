@@ -51,6 +51,7 @@ def test_every_command_and_flag_is_on_the_page(generate: ModuleType) -> None:
     for owner in OWNERS:  # all that declare options, as the tests of the command line know them
         known = {"job": "c4rl train", "fitted Q evaluation": "c4rl ope"}
         known |= {"behaviour agents": "c4rl data train-behaviour", "engine": "c4rl train"}
+        known |= {"engine of bench table": "c4rl bench table"}
         name = known.get(owner.name, f"c4rl {owner.name}")
         name = f"--algorithm {owner.name}" if owner.name in ALGORITHMS else name.replace("c4rl plug-in", "--plugins")
         for field in dataclasses.fields(owner.kind):
