@@ -111,6 +111,7 @@ def test_an_interruption_while_modules_load_is_no_traceback(tmp_path: Path) -> N
     """NumPy makes an ImportError of it."""
     (tmp_path / "onnx.py").write_text(
         "import os, signal\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # jobs in the background inherit none
         "try:\n    os.kill(os.getpid(), signal.SIGINT)\n"
         "except KeyboardInterrupt:\n    raise ImportError('broken') from None\n"
     )
