@@ -111,11 +111,11 @@ def test_an_interruption_while_modules_load_is_no_traceback(tmp_path: Path) -> N
     """NumPy makes an ImportError of it."""
     (tmp_path / "onnx.py").write_text(
         "import os, signal\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # jobs in the background inherit none
         "try:\n    os.kill(os.getpid(), signal.SIGINT)\n"
         "except KeyboardInterrupt:\n    raise ImportError('broken') from None\n"
     )
-    start = "from c4rl.cli import main; main.COMMANDS['tasks'] = lambda words: __import__('onnx'); main.command_line()"
+    start = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "  # ignored in the background
+    start += "from c4rl.cli import main; main.COMMANDS['tasks'] = lambda words: __import__('onnx'); main.command_line()"
     path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     found = subprocess.run(
         [sys.executable, "-c", start, "tasks"], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}
