@@ -185,3 +185,13 @@ def test_batches_of_the_goal_reaching_ant_are_spread_over_its_symmetries(tmp_pat
 def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         BehaviourConfig(**SMALL | changes)
+
+
+def test_a_training_that_cannot_begin_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr("c4rl.training.behaviour.Collector", full)
+    with pytest.raises(MemoryError):
+        train_together([(BehaviourConfig(**SMALL), tmp_path / "agent", 0)], print_line=lambda line: None)
+    assert list(tmp_path.iterdir()) == []

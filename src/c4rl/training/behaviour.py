@@ -6,6 +6,7 @@ begin anew after every checkpoint: a killed training that is resumed ends as one
 """
 
 import json
+import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -428,6 +429,11 @@ def train_together(
                         turns.remove(turn)
             if not busy:
                 time.sleep(WAIT_SECONDS)
+    except Exception:
+        for training in trainings:
+            if training.steps == 0:  # nothing was done: nothing to go on from
+                shutil.rmtree(training.folder, ignore_errors=True)
+        raise
     finally:
         for _, work in turns:
             work.close()
