@@ -4,15 +4,14 @@ import math
 from typing import Any, NamedTuple
 
 from c4rl.data.dataset import Dataset
-from c4rl.diagnostics.cloning_probe import CloningCurve
+from c4rl.diagnostics.cloning_probe import TOLERATED, CloningCurve
 from c4rl.diagnostics.page import number
+from c4rl.diagnostics.returns import BEST
 from c4rl.jobs.presets.best import best_for, start_spread
 from c4rl.plugins.returns import START_SPREAD
 
 GAIN = 0.15  # of the best return: what weighting by returns must add to the mean to be worth its lost rows
 SCALES = 3.0  # between observations' standard deviations: networks learn less from small ones
-LEAST_ROWS, LEAST_SHARE = 1000, 0.25  # effective rows that weighting must leave, or share of them
-TEMPERATURE = 0.1
 
 
 class Setting(NamedTuple):
@@ -46,18 +45,16 @@ def advise(returns: dict[str, Any], coverage: dict[str, Any], cloning: CloningCu
 
 def _weighting(returns: dict[str, Any]) -> Setting:
     name = "weight rows by returns"
-    chosen = next(kept for kept in returns["weighted"] if kept["temperature"] == TEMPERATURE)
+    chosen = next(kept for kept in returns["weighted"] if kept["name"] == BEST)
     gain = chosen["mean"] - returns["uniform_mean"]
     facts = (
-        f"At temperature {TEMPERATURE:g} the rows' mean return goes from {returns['uniform_mean']:.1f} to "
+        f"Weighted {BEST} does, the rows' mean return goes from {returns['uniform_mean']:.1f} to "
         f"{chosen['mean']:.1f}, with {chosen['effective_rows']:,.0f} effective rows of {returns['rows']:,} left"
     )
     if returns["spread"] == 0:
         return Setting(name, "no", "All trajectories have the same return.")
     if gain < GAIN * abs(returns["best"]):
         return Setting(name, "no", f"{facts}: too little gain.")
-    if chosen["effective_rows"] < min(LEAST_ROWS, LEAST_SHARE * returns["rows"]):
-        return Setting(name, "mildly", f"{facts}: too few, so raise the temperature to 0.3.")
     return Setting(name, "yes", f"{facts}.")
 
 
@@ -67,7 +64,10 @@ def _stop(cloning: CloningCurve) -> Setting:
     if not cloning.overfits:
         reason = f"The held-out action error still falls, or is flat, at update {last:,} ({how})."
         return Setting("stop cloning at", f"{_rounded(last)} updates or later", reason)
-    reason = f"The held-out action error is least at update {cloning.best:,} and clearly higher after that ({how})."
+    reason = (
+        f"The held-out action error is least at update {cloning.best:,}, and after the one advised it is more than "
+        f"{TOLERATED:.1%} above that; scores fall later than it rises ({how})."
+    )
     return Setting("stop cloning at", f"about {_rounded(cloning.stop)} updates", reason)
 
 

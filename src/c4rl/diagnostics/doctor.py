@@ -147,8 +147,7 @@ WEIGHTED_HEADINGS = ("rows", "mean", "effective rows", "effective trajectories")
 def weighted_rows(returns: dict[str, Any]) -> list[list[Any]]:
     first = ["all alike", returns["uniform_mean"], float(returns["rows"]), float(returns["trajectories"])]
     return [first] + [
-        [f"temperature {k['temperature']:g}", k["mean"], k["effective_rows"], k["effective_trajectories"]]
-        for k in returns["weighted"]
+        [k["name"], k["mean"], k["effective_rows"], k["effective_trajectories"]] for k in returns["weighted"]
     ]
 
 

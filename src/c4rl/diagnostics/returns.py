@@ -11,9 +11,12 @@ import torch
 from c4rl.data.dataset import Array, Dataset
 from c4rl.data.subsets import trajectory_returns, trajectory_slices, whole_trajectories
 from c4rl.environments.tasks import Task
+from c4rl.jobs.presets.best import RECIPES
+from c4rl.jobs.presets.c4 import values_of
 from c4rl.plugins.returns import weights_of_rows
 
 TEMPERATURES = (0.3, 0.1, 0.03)
+BEST = "as --preset best"
 
 
 def effective_number(weights: Array) -> float:
@@ -21,7 +24,7 @@ def effective_number(weights: Array) -> float:
 
 
 def describe_returns(dataset: Dataset, task: Task) -> dict[str, Any]:
-    """Returns of trajectories longer than a row, and of each temperature what is kept and the mean it would reach.
+    """Returns of trajectories longer than a row, and of each weighting what is kept and the mean it would reach.
 
     Means are over rows, as batches see them. Scores are normalised where the task has reference scores.
     """
@@ -34,13 +37,16 @@ def describe_returns(dataset: Dataset, task: Task) -> dict[str, Any]:
     logged = torch.tensor(dataset.rewards).double(), torch.tensor(dataset.terminals), ids
     scores = np.asarray(task.normalise(returns))
     uniform = float(np.average(scores, weights=lengths))
+    recipe = values_of(RECIPES["alike"].plugins["returns"])
+    of_best = {name: recipe.get(f"return_{name}", 0.0) for name in ("temperature", "top", "floor", "rows")}
+    weightings = {f"temperature {t:g}": {"temperature": t, "top": 0.0, "floor": 0.0, "rows": 0.0} for t in TEMPERATURES}
     kept = []
-    for temperature in TEMPERATURES:
-        rows = weights_of_rows(*logged, temperature, top=0.0, floor=0.0, rows=0.0).numpy()
+    for name, weighting in (weightings | {BEST: of_best}).items():
+        rows = weights_of_rows(*logged, **weighting).numpy()
         weights = rows[starts][chosen]
         kept.append(
             {
-                "temperature": temperature,
+                "name": name,
                 "effective_trajectories": effective_number(weights * lengths),
                 "effective_rows": effective_number(rows),
                 "mean": float(np.average(scores, weights=weights * lengths)),
