@@ -28,6 +28,10 @@ JOBS = {
         "1",
     ],
     "a launch of one run, as asked": ["--algorithm", "bc", "--runs-per-launch", "1"],
+    "selected and kept checkpoints, and ensembles": [
+        *("--algorithm", "td3_bc", "--runs-per-launch", "1", "--select", "held-out", "--keep-checkpoints", "2"),
+        *("--ensemble", "2", "--eval-episodes", "1"),
+    ],
 }
 
 

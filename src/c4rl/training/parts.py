@@ -87,11 +87,10 @@ def join(
     for events in [path for folder in folders for path in (folder / "tensorboard").glob("*")]:
         (directory.path / "tensorboard").mkdir(exist_ok=True)
         events.replace(directory.path / "tensorboard" / events.name)
-    records = [line for line in lines if _is_scored(line)]
     ensembles = _ensembles(config, preparations, directory, progress) if config.ensemble else {}
     selected = selected_records(lines, CRITERIA[config.select]) if config.select != "none" else {}
     device = torch.device(config.device)
-    summary = summarise(config, runs, preparations, records, selected, ensembles, progress, device)
+    summary = summarise(config, runs, preparations, scored, selected, ensembles, progress, device)
     write_json(directory.path / "summary.json", jsonable(summary))
     drop_parts(directory.path)
     return summary
@@ -121,7 +120,7 @@ def _in_order(parts: Sequence[list[Record]], runs: Sequence[Run]) -> list[Record
         for line in lines:
             key, update = key_of(line), line["update"]
             if _is_scored(line):
-                order = (update, 2, 0, 0, place[key])
+                order = (update, 3 if "score" in line else 2, 0, 0, place[key])  # --select looks before the simulator
             elif FAILED in line:
                 order = (update, 0, 0, part, place[key])
             else:
