@@ -72,7 +72,8 @@ def test_is_refused_in_one_sentence(
 
 
 def c4rl(*words: object, **how: object) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([sys.executable, "-m", "c4rl", *map(str, words)], stderr=subprocess.PIPE, text=True, **how)  # type: ignore[call-overload, no-any-return]
+    streams = {"stderr": subprocess.PIPE} | how
+    return subprocess.run([sys.executable, "-m", "c4rl", *map(str, words)], text=True, **streams)  # type: ignore[call-overload, no-any-return]
 
 
 def test_names_that_are_no_utf8_can_be_written(job: Path, tmp_path: Path) -> None:
@@ -105,6 +106,12 @@ def test_output_that_cannot_be_written_is_one_sentence(words: list[str]) -> None
     with open("/dev/full", "w") as full:
         found = c4rl(*words, stdout=full)
     assert found.returncode == 2 and found.stderr.count("\n") == 1 and "No space left on device" in found.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_refusal_that_nobody_can_read_keeps_its_exit_code() -> None:
+    with open("/dev/full", "w") as full:
+        assert c4rl("nope", stderr=full).returncode == 2
 
 
 def test_an_interruption_while_modules_load_is_no_traceback(tmp_path: Path) -> None:

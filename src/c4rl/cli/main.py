@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 from rich.console import Console
 from rich.table import Table
@@ -98,6 +99,10 @@ def command_line() -> None:
         if code == 0 and not isinstance(error, BrokenPipeError):
             code = _refuse(f"the output could not be written ({error.strerror})")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python tries again when it ends
+    try:
+        sys.stderr.flush()
+    except OSError:  # nobody can be told
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     sys.exit(code)
 
 
@@ -129,7 +134,8 @@ def main(arguments: Arguments | None = None) -> int:
 
 
 def _refuse(sentence: str) -> int:
-    print(f"c4rl: {printable(sentence)}", file=sys.stderr)
+    with suppress(OSError):  # nobody can be told
+        print(f"c4rl: {printable(sentence)}", file=sys.stderr)
     return 2
 
 
