@@ -159,7 +159,7 @@ def test_every_table_prints_from_the_store_of_the_checkout(name: str, monkeypatc
 def test_wrong_words_are_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     monkeypatch.chdir(ROOT)
     for command, sentence in (
-        ("table nothing", "table: found 'nothing', expected one of main, c4-screen"),
+        ("table nothing", "table: found 'nothing', expected one of main, c4-plugin"),
         ("table trace --score best", "--score: found best, expected late, last or curve"),
         ("bench table nothing --dry", "rebrac, overhead, runtime"),
         ("bench table main", "--data: not given, expected the folder of the datasets"),

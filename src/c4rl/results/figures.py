@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 from c4rl.core.errors import InputError
 from c4rl.core.files import replacing
 from c4rl.plugins.c4.monitor import DISPLACEMENT
-from c4rl.results.catalogue import CONTROLLED, PAPER, get_table
+from c4rl.results.catalogue import get_table
+from c4rl.results.catalogue.methods import CONTROLLED, PAPER
 from c4rl.results.speed_tables import SPEED_TABLES, UPDATES, Case, SpeedTable, read_speeds
 from c4rl.results.statistics import (
     bootstrap_interval,

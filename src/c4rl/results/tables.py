@@ -176,8 +176,9 @@ def fill(table: ResultTable, store: Store) -> Filled:
 
 
 def overall(table: ResultTable, filled: Filled, method: Method, which: str) -> np.ndarray | None:
-    """[runs, tasks] of a method, where all its runs are there."""
+    """[runs, tasks] of a method, where every task has all its runs, or three at least; as many of each task."""
     cells = [filled.get((method.label, task)) for task in table.measured]
     values = [cell.values(which, table.quantity) for cell in cells if cell]
-    complete = len(values) == len(cells) > 0 and all(len(v) == len(table.seeds_of(method)) for v in values)
-    return np.stack(values, axis=1) if complete else None
+    runs = min(map(len, values), default=0)
+    enough = len(values) == len(cells) and runs >= min(3, len(table.seeds_of(method)))
+    return np.stack([v[:runs] for v in values], axis=1) if enough and runs else None

@@ -1,0 +1,182 @@
+"""C4: its presets and their controls, each of its settings, and what it does inside of the critics."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from c4rl.results.catalogue.methods import (
+    CONTROL,
+    CONTROLLED,
+    CQL,
+    DIVERGENCE,
+    PAPER,
+    PAPER_CONTROL,
+    PAPER_CQL,
+    TD3BC,
+    TD3BC_C4,
+    by_rows,
+    series_of,
+    with_plugins,
+)
+from c4rl.results.catalogue.sets import EIGHT, NINE, ROBOTS, SCREENING, THREE
+from c4rl.results.tables import Method, ResultTable
+
+
+def _ingredients() -> Iterator[Method]:
+    """Sixteen rows for six factors, a 2^(6-2) design of resolution IV, the last two set by the others (Lagrange by the
+    product of C4, LayerNorm and cloning; twins by that of LayerNorm, cloning and entropy)."""
+    for c4, norm, cloning, entropy in itertools.product((True, False), repeat=4):
+        lagrange, twins = bool((c4 + norm + cloning) % 2), bool((norm + cloning + entropy) % 2)
+        factors = {"C4": c4, "LayerNorm": norm, "cloning term": cloning, "fixed entropy": entropy}
+        factors |= {"Lagrange": lagrange, "twin averaging": twins}
+        off: dict[str, Any] = {"divergence_weight": 0.0} if not cloning else {}
+        off |= {"entropy": "automatic"} if not entropy else {}
+        off |= {"lagrange": "none"} if not lagrange else {}
+        options = off | ({} if c4 else CONTROL) | {"average_critics": twins}
+        label = " + ".join(name for name, on in factors.items() if on) or "none of them"
+        plugins = ("c4", "layer_norm") if norm else ("c4",)
+        yield Method(label, "cql", plugins, "authors-fixed", options=options, factors=factors)
+
+
+SMALL = {"hidden_layers": 2, "hidden_width": 64, "actor_lr": 1e-3, "critic_lr": 1e-3}
+
+
+def _inside() -> Iterator[Method]:
+    """Small networks, so that anyone can repeat them on a CPU in minutes."""
+    td3_bc: tuple[str, str, dict[str, Any], int] = ("TD3+BC", "td3_bc", {}, 20_000)
+    for label, algorithm, options, updates in (td3_bc, ("CQL", "cql", {"cql_actions": 4}, 4000)):
+        base = Method(label, algorithm, preset="none", options=SMALL | options, job={"updates": updates})
+        yield base
+        yield replace(base, label=f"{label} + C4", plugins=("c4",))
+
+
+TABLES = (
+    ResultTable(
+        "c4-screen",
+        "CQL with C4's presets and with all of them but C4, screened before the main table",
+        (CQL, *itertools.chain(*CONTROLLED), DIVERGENCE),
+        THREE,
+        headline=(CQL.label, PAPER.label, PAPER_CONTROL.label, DIVERGENCE.label),
+        **SCREENING,
+    ),
+    ResultTable(
+        "clusters",
+        "CQL + C4, preset paper, by the number of clusters K",
+        (PAPER_CQL, *series_of(PAPER, "K", (1, 2, 3, 5, 7, 10, 20))),
+        tuple(dict.fromkeys((*THREE, *(f"{robot}-medium-expert-v2" for robot in ROBOTS[:3])))),
+        paper="clusters",
+        x="clusters K",
+        shows="table of the sensitivity to K",
+        headline=("CQL + C4, paper, K 1", "CQL + C4, paper, K 5"),
+        **SCREENING,
+    ),
+    ResultTable(
+        "effective-k",
+        "Effective clusters of CQL + C4, preset paper, started with 20",
+        (replace(PAPER, label="CQL + C4, K 20", options={"K": 20}, paper="10k"),),
+        THREE,
+        paper="effective-k",
+        quantity="c4_effective_K",
+        shows="table of effective clusters",
+        headline=("CQL + C4, K 20",),
+        note="The paper does not say which set of a robot its number is of.",
+        **SCREENING,
+    ),
+    ResultTable(
+        "lambda",
+        "CQL + C4, preset paper, by the penalty's weight λ",
+        series_of(PAPER, "lambda_", (0.0, 0.05, 0.1, 0.3, 0.5, 1.0), "λ"),
+        NINE,
+        paper="lambda",
+        x="penalty weight λ",
+        shows="table of the sensitivity to λ",
+        headline=("CQL + C4, paper, λ 0.0", "CQL + C4, paper, λ 0.3"),
+        **SCREENING,
+    ),
+    ResultTable(
+        "alpha",
+        "The base algorithm's coefficient: α of TD3+BC (the weight of Q), of CQL (the weight of its term)",
+        (
+            *series_of(replace(TD3BC, label="TD3+BC"), "alpha", (0.25, 0.5, 1.0, 2.5, 5.0), "α"),
+            *series_of(TD3BC_C4, "alpha", (0.25, 0.5, 1.0, 2.5, 5.0), "α"),
+            *series_of(PAPER, "cql_weight", (1.0, 5.0, 10.0), "α"),
+        ),
+        THREE,
+        x="coefficient α",
+        shows="figure of the sensitivity to α",
+        headline=("TD3+BC, α 0.5", "TD3+BC + C4, α 0.5"),
+        **SCREENING,
+    ),
+    ResultTable(
+        "frequency",
+        "CQL + C4, preset paper, by the number of updates between two fits of the mixture",
+        series_of(PAPER, "period", (20, 50, 100, 200, 500, 1000), "every"),
+        NINE,
+        paper="frequency",
+        x="updates between fits",
+        shows="table of the clustering frequency",
+        headline=("CQL + C4, paper, every 20", "CQL + C4, paper, every 200"),
+        **SCREENING,
+    ),
+    ResultTable(
+        "rows",
+        "Scores by the number of rows: whole trajectories of the sets, the same for every method",
+        (*by_rows(replace(TD3BC, label="TD3+BC")), *by_rows(PAPER_CQL), *by_rows(PAPER)),
+        THREE,
+        x="thousand rows",
+        shows="figure of scores by data size",
+        headline=tuple(f"{label}, {rows}k rows" for label in ("CQL, paper", PAPER.label) for rows in (1, 10)),
+        note="10k: all rows of the set.",
+        **SCREENING,
+    ),
+    ResultTable(
+        "trace",
+        "The trace that C4 penalises, on a fixed sample of 1,024 rows",
+        with_plugins(CQL),
+        EIGHT,
+        quantity="cross_covariance_trace_exact",
+        paper="",
+        shows="figure of the trace during training",
+        headline=("CQL", "CQL + LN", "CQL + DR3", "CQL + C4"),
+    ),
+    ResultTable(
+        "inside",
+        "Inside the critics: networks of 2 x 64 units on 11,186 rows",
+        tuple(_inside()),
+        ("hopper-medium-expert-v2",),
+        updates=20_000,
+        paper="",
+        note="CQL has 4,000 updates.",
+    ),
+    ResultTable(
+        "ingredients",
+        "CQL, preset authors-fixed, with some of its parts: a 2^(6-2) design of resolution IV",
+        tuple(_ingredients()),
+        THREE,
+        updates=30_000,
+        evaluations=6,
+        note="Without C4: K 1, λ 0. An effect is the mean of the eight rows with a part minus that of the eight "
+        "without; interactions of three parts are mixed into it.",
+    ),
+    ResultTable(
+        "c4-on-td3_bc",
+        "C4 (K 5, proxy) on TD3+BC, eight locomotion sets of about 10,000 rows",
+        tuple(
+            Method(f"TD3+BC, α {alpha}{label}", "td3_bc", plugins, options={"alpha": alpha, **options})
+            for alpha in (0.5, 2.5)
+            for label, plugins, options in (
+                ("", ("none",), {}),
+                *(
+                    (f" + C4, λ {weight}, actor rows {rows}", ("c4",), {"lambda_": weight, "actor_rows": rows})
+                    for weight, rows in ((0.3, "cluster"), (0.3, "uniform"), (0.0, "uniform"))
+                ),
+            )
+        ),
+        EIGHT,
+        seeds=5,
+        updates=30_000,
+        evaluations=6,
+        note="Clusters alone: λ 0.",
+    ),
+)

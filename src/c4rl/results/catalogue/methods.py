@@ -1,0 +1,67 @@
+"""Methods that several tables share, and how one method becomes several."""
+
+from dataclasses import replace
+from typing import Any
+
+from c4rl.results.tables import Method
+
+# BPPO's published rule runs the simulator after every update; its first stages are as long as the critic's here
+BPPO = {"acceptance": "never", "value_updates": 100_000, "cloning_updates": 25_000}
+NORMALISED = {"normalize_observations": True}
+CONTROL = {"K": 1, "lambda_": 0.0}
+
+
+def published(label: str, algorithm: str, **values: Any) -> Method:
+    return Method(label, algorithm, **({"paper": label} | values))
+
+
+def cql_c4(preset: str, **options: Any) -> tuple[Method, Method]:
+    """With C4, and the same with all but C4."""
+    with_c4 = Method(f"CQL + C4, {preset}", "cql", None, preset, options=options, paper="CQL + C4", seeds=5)
+    label = f"control: {preset}, K 1, λ 0"
+    return with_c4, replace(with_c4, label=label, options=options | CONTROL, paper=None)
+
+
+def series_of(base: Method, swept: str, values: tuple[float, ...], word: str = "") -> tuple[Method, ...]:
+    """A method for each value of an option."""
+    return tuple(
+        replace(
+            base,
+            label=f"{base.label}, {word or swept} {value}",
+            options=base.options | {swept: value},
+            paper=str(value),
+            swept=swept,
+            series=base.label,
+            x=value,
+        )
+        for value in values
+    )
+
+
+def with_plugins(base: Method) -> tuple[Method, ...]:
+    """Alone, with LayerNorm and DR3, and with C4 at this package's defaults (K 5, λ 0.3, 16 directions)."""
+    return (
+        base,
+        replace(base, label=f"{base.label} + LN", plugins=("layer_norm",), paper=None),
+        replace(base, label=f"{base.label} + DR3", plugins=("dr3",), paper=None),
+        replace(base, label=f"{base.label} + C4", plugins=("c4",), paper=f"{base.label} + C4", seeds=5),
+    )
+
+
+def by_rows(base: Method) -> tuple[Method, ...]:
+    """On parts of the data; the largest is all of it, about 10,000 rows."""
+    return tuple(
+        replace(base, label=f"{base.label}, {rows}k rows", job=base.job | job, series=base.label, x=rows, paper=None)
+        for rows, job in ((1, {"size": 1000}), (3, {"size": 3000}), (5, {"size": 5000}), (10, {}))
+    )
+
+
+BC, TD3BC, IQL = published("BC", "bc"), published("TD3+BC", "td3_bc"), published("IQL", "iql")
+BPPO_, A2PR = published("BPPO", "bppo", options=BPPO), published("A2PR", "a2pr")
+CQL = published("CQL", "cql")
+CONTROLLED = tuple(map(cql_c4, ("paper", "authors", "authors-fixed")))  # each with its control
+PAPER, PAPER_CONTROL = CONTROLLED[0]
+DIVERGENCE = cql_c4("paper-divergence")[0]
+# CQL with the networks and step sizes of the paper, without C4
+PAPER_CQL = Method("CQL, paper", "cql", ("none",), "paper", paper="CQL")
+TD3BC_C4 = Method("TD3+BC + C4", "td3_bc", ("c4",), options={"lambda_": 0.3, "actor_rows": "cluster"})

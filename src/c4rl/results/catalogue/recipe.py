@@ -1,0 +1,102 @@
+"""--preset best, and what it was chosen from."""
+
+from dataclasses import replace
+from typing import Any
+
+from c4rl.jobs.presets.best import RECIPES
+from c4rl.jobs.presets.c4 import values_of
+from c4rl.results.catalogue.methods import BC, TD3BC
+from c4rl.results.catalogue.sets import EIGHT
+from c4rl.results.tables import Method, ResultTable
+
+BEST = RECIPES["alike"]
+
+# the recipe of --preset best, and what it was chosen from
+RECIPE = Method(
+    "best",
+    "bc",
+    ("returns",),
+    "none",
+    options=values_of(BEST.options) | values_of(BEST.plugins["returns"]),
+    job={"updates": 10_000},
+    seeds=25,
+)
+T_ALONE = RECIPE.options | {"return_temperature": 0.1, "return_top": 0.0, "return_rows": 0.0}
+CLONING = replace(
+    RECIPE,
+    label="constant step size 3e-4, 20,000 updates",
+    options=T_ALONE | {"actor_lr": 3e-4, "actor_schedule": "constant"},
+    job={"updates": 20_000},
+)
+UNWEIGHTED = {name: value for name, value in CLONING.options.items() if not name.startswith("return_")}
+VALUES = Method(
+    "TD3+BC, α 0.25, weighted and averaged as best",
+    "td3_bc",
+    ("layer_norm", "returns"),
+    "none",
+    options={
+        "hidden_layers": 2,
+        "actor_lr": 3e-4,
+        "alpha": 0.25,
+        "critic_cloning": 0.1,
+        "actor_decay": 0.1,
+        "actor_average": 0.001,
+    },
+    seeds=10,
+)
+C4_VALUES = VALUES.options | {"actor_rows": "cluster"}
+
+
+def together(base: Method) -> Method:
+    """Every five of its seeds as one policy."""
+    return replace(base, label=f"{base.label}, ensembles of 5", members=5, seeds=(base.seeds or 5) // 5)
+
+
+def alone_and_together(base: Method) -> tuple[Method, Method]:
+    return base, together(base)
+
+
+def but(base: Method, label: str, seeds: int = 5, first: int = 0, **values: Any) -> Method:
+    """The same but for this."""
+    return replace(base, label=f"{base.label}, {label}", seeds=seeds, first=first, **values)
+
+
+TABLES = (
+    ResultTable(
+        "recipe",
+        "--preset best and what it was chosen from, eight locomotion sets of about 10,000 rows",
+        (
+            RECIPE,
+            together(RECIPE),
+            *alone_and_together(but(RECIPE, "T 0.1 alone", 25, options=T_ALONE)),
+            *alone_and_together(but(RECIPE, "batches of 1,024", 10, options=RECIPE.options | {"batch_size": 1024})),
+            *alone_and_together(but(RECIPE, "by likelihood", 10, options=RECIPE.options | {"loss": "likelihood"})),
+            CLONING,
+            together(CLONING),
+            but(CLONING, "without weighting by returns", 10, plugins=("none",), options=UNWEIGHTED),
+            but(RECIPE, "T 0.05 alone", 10, options=T_ALONE | {"return_temperature": 0.05}, job=CLONING.job),
+            VALUES,
+            together(VALUES),
+            but(VALUES, "T 0.05", first=5, options=VALUES.options | {"return_temperature": 0.05}),
+            but(VALUES, "α 1", options=VALUES.options | {"alpha": 1.0}),
+            but(VALUES, "without weighting by returns", plugins=("layer_norm",)),
+            but(VALUES, "with C4 (K 5, λ 0.3)", plugins=("layer_norm", "returns", "c4"), options=C4_VALUES),
+        ),
+        EIGHT,
+        updates=40_000,
+        evaluations=4,
+        note="One setting for all sets. best has 10,000 updates, cloning at a constant step size and with T 0.05 "
+        "20,000, the others 40,000.",
+    ),
+    ResultTable(
+        "selection",
+        "Runs that hold out a tenth of the trajectories to select a checkpoint",
+        tuple(
+            but(base, "--select held-out", 3, job={"select": "held-out", **job}, paper=None)
+            for base, job in ((BC, {}), (TD3BC, {"updates": 40_000}))
+        ),
+        EIGHT,
+        evaluations=20,
+        note="TD3+BC has 40,000 updates and 16 evaluations.",
+    ),
+)
