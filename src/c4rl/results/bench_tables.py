@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 from rich.console import Console
@@ -125,7 +126,7 @@ def check_data(jobs: Sequence[Job]) -> None:
 
 def minutes_of(job: Job, entries: Sequence[Entry], measured: Mapping[str, float]) -> tuple[float, str] | None:
     """How long, and judged by what: the best speed that the store has seen of the algorithm with these plug-ins, else
-    the worst of the algorithm, there or measured, else the worst of all; None where there are none."""
+    the median of the algorithm, there and measured, else the median of all; None where there are none."""
     config = job.config
     like = [config.algorithm, [name for name in config.plugins if name != "none"]]
     similar, others = f"guessed from {config.algorithm}", "guessed from others"
@@ -136,7 +137,7 @@ def minutes_of(job: Job, entries: Sequence[Entry], measured: Mapping[str, float]
         speeds.setdefault(kind, []).append(entry.data["made"]["timing"]["run_updates_per_second"])
     for kind in ("", similar, others):
         if kind in speeds:
-            return job.run_updates / (min if kind else max)(speeds[kind]) / 60, kind
+            return job.run_updates / (median if kind else max)(speeds[kind]) / 60, kind
     return None
 
 
