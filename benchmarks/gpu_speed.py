@@ -204,7 +204,7 @@ class Workers:
 
     def prepare(self, queues: list[list[Case]], until: float) -> Iterator[tuple[Case, Connection, str | None, float]]:
         """One process for each queue; several may share one. Gives each case as it is ready: whose it is, or what went
-        wrong. Processes that are not done by then are ended, and their cases are lost."""
+        wrong. Nothing is begun after `until`, and those that still compile are ended then."""
         busy: dict[Connection, tuple[list[Case], Case, float]] = {}
 
         def give(pipe: Connection, cases: list[Case]) -> None:
@@ -215,19 +215,21 @@ class Workers:
         for cases in queues:
             if cases:
                 give(self.start(), cases)
-        while busy and (left := until - time.perf_counter()) > 0:
-            for pipe in wait(list(busy), timeout=left):
+        while busy:
+            left = until - time.perf_counter()
+            for pipe, (_, case, _) in busy.items():
+                if left <= 0 and case.variant.startswith("compiled"):
+                    self.processes[pipe].kill()  # its pipe is at its end
+            for pipe in wait(list(busy), timeout=max(left, 0.5)):
                 assert isinstance(pipe, Connection)
                 cases, case, began = busy.pop(pipe)
                 try:
                     error = pipe.recv()
-                except EOFError:
-                    yield case, pipe, "the process died", time.perf_counter() - began
-                    continue
+                except (EOFError, ConnectionResetError):
+                    error = "not ready in time, or the process died"
+                else:
+                    give(pipe, cases)
                 yield case, pipe, error, time.perf_counter() - began
-                give(pipe, cases)
-        for pipe in busy:
-            self.processes[pipe].kill()
 
     def stop(self) -> None:
         for process in self.processes.values():
@@ -281,14 +283,16 @@ def main() -> None:
         else:
             errors[case] = error
         say(f"{case}: {'ready' if error is None else error.splitlines()[0][:160]} ({took:.1f} s)")
-    holders = {case: pipe for case, pipe in holders.items() if workers.processes[pipe].is_alive()}
     save()
     for group in groups:
         for case in group * REPEATS:
             if case not in holders or case in errors or time.perf_counter() - began > given.budget:
                 continue
-            holders[case].send((case, given.seconds))
-            found = holders[case].recv()
+            try:
+                holders[case].send((case, given.seconds))
+                found = holders[case].recv()
+            except (EOFError, OSError):
+                found = "the process died"
             if isinstance(found, str):
                 errors[case] = found
                 say(f"{case}: {found.splitlines()[0][:160]}")
