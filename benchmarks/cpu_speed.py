@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import yardstick
 
-from c4rl.results.speed import bench_config, made_up_dataset, measure, stepper_parts
+from c4rl.results.speed import TimedRuns, bench_config, calls_per_second, made_up_dataset
 
 
 def main() -> None:
@@ -31,13 +31,13 @@ def main() -> None:
     for name, plain in (("td3_bc", yardstick.TD3BC), ("cql", yardstick.CQL)):
         contestants = {
             "yardstick": (plain(tensors).update, 1),
-            "1 run": (stepper_parts(bench_config(name, "none", 1), data, cpu)[0], 1),
-            "5 runs": (stepper_parts(bench_config(name, "none", 5), data, cpu)[0], 5),
+            "1 run": (TimedRuns(bench_config(name, "none", 1), data, cpu).update, 1),
+            "5 runs": (TimedRuns(bench_config(name, "none", 5), data, cpu).update, 5),
         }
         rates: dict[str, list[float]] = {key: [] for key in contestants}
         for _ in range(arguments.rounds):
             for key, (advance, runs) in contestants.items():
-                rates[key].append(measure(advance, arguments.seconds, cpu, warm_up=1) * runs)
+                rates[key].append(calls_per_second(advance, arguments.seconds, cpu, warm_up=1) * runs)
         for key in ("1 run", "5 runs"):
             ratios = [ours / theirs for ours, theirs in zip(rates[key], rates["yardstick"], strict=True)]
             print(

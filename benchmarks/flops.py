@@ -13,7 +13,7 @@ from torch.utils.flop_counter import flop_registry
 
 from c4rl.data.dataset import Dataset
 from c4rl.jobs.config import TrainConfig
-from c4rl.results.speed import Variant, bench_config, made_up_dataset, stepper_parts
+from c4rl.results.speed import TimedRuns, Variant, bench_config, made_up_dataset
 
 
 def peak_flops(device: torch.device) -> float | None:
@@ -28,7 +28,7 @@ def peak_flops(device: torch.device) -> float | None:
 def update_flops(config: TrainConfig, data: Dataset, stage: int = 0) -> float:
     """Multiplications and additions of the matrix products of one run's update, without refreshes."""
     alone = replace(config, seeds=config.seeds[:1], cuda_graph=False, fused_kernels=False)
-    update, _, _ = stepper_parts(alone, data, torch.device("cpu"), stage)
+    update = TimedRuns(alone, data, torch.device("cpu"), stage).update
     update()
     with _ProductFlops() as counter:
         update()

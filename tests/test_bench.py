@@ -26,10 +26,11 @@ def test_each_measurement_is_a_row_on_the_screen_and_in_the_file(
     ]
     for result in found["results"]:
         assert result["run_updates_per_second"] == pytest.approx(result["runs"] * result["updates_per_second"])
+        assert len(result["repeats"]) == 3 and sorted(result["repeats"])[1] == result["run_updates_per_second"]
         assert (result["clustering_share"] > 0) == (result["plugins"] == "c4-proxy")
     title, heading, *lines = capsys.readouterr().out.splitlines()
     assert "300 rows" in title and heading.split() == [
-        "algorithm", "plug-ins", "runs", "updates/s", "run-updates/s", "refresh",
+        "algorithm", "plug-ins", "runs", "updates/s", "run-updates/s", "spread", "refresh",
     ]  # fmt: skip
     assert [tuple(line.split()[:3]) for line in lines] == [(a, p, str(n)) for a, p, n in keys]
     assert len({len(line) for line in (heading, *lines)}) == 1, "columns do not line up"

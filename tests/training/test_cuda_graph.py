@@ -13,6 +13,8 @@ from tests.helpers import advance, plain_scaling, small_config, small_dataset
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU on this machine")
 
+UPDATES = 60  # through every stage of small algorithms, with at least 20 refreshes of C4 between replays
+
 
 def launch_on_gpu(config: TrainConfig, dtype: torch.dtype = torch.float32) -> Launch:
     gpu, data = torch.device("cuda"), small_dataset(600)
@@ -23,7 +25,7 @@ def launch_on_gpu(config: TrainConfig, dtype: torch.dtype = torch.float32) -> La
 def test_graph_and_eager_updates_are_bit_equal(algorithm, plugins) -> None:
     states = []
     for graph in (True, False):
-        launch = advance(launch_on_gpu(config_of(algorithm, plugins, seeds=(0, 1), cuda_graph=graph)), 300)
+        launch = advance(launch_on_gpu(config_of(algorithm, plugins, seeds=(0, 1), cuda_graph=graph)), UPDATES)
         assert (launch._graphed is not None) == graph
         assert not launch.failures()
         states.append(launch.run_states())

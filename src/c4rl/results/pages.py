@@ -62,7 +62,8 @@ def table_text(
     elif methods is not None:
         raise InputError(f"--methods: found with table {name}, expected a table of scores")
     elif name in SPEED_TABLES:
-        rows, words = speed_rows(SPEED_TABLES[name], read_speeds(speeds)), speed_caption(SPEED_TABLES[name])
+        speed_table, measured = SPEED_TABLES[name], read_speeds(speeds)
+        rows, words = speed_rows(speed_table, measured), speed_caption(speed_table, measured)
     else:
         rows = index_rows(Store(_folder(store)), speeds)
         words = f"Means over the sets that are here [95% bootstrap] / the paper's; {MISSING}: not measured."

@@ -27,6 +27,7 @@ from c4rl.training.preparation import choose_device
 from c4rl.training.run_directory import check_new_file
 from c4rl.training.summary import versions
 
+REPEATS = 3  # measurements of each: their median counts
 Variant = Literal["none", "layer_norm", "dr3", "c4-proxy", "c4-exact"]
 VARIANTS: dict[Variant, tuple[tuple[str, ...], tuple[Any, ...]]] = {
     "none": (("none",), ()),
@@ -44,7 +45,7 @@ class SpeedOptions(Options):
     plugins: tuple[Variant, ...] = ("none", "c4-proxy", "c4-exact")
     """Measure with each of these, where the algorithm has a critic."""
     runs: tuple[int, ...] | None = option(None, at_least=1, at_most=10_000)
-    """Stack sizes; default 1 and 5, on a GPU also 25. benchmarks/kernels.py compares ways to run an update."""
+    """Stack sizes; default 1 and 5, on a GPU also 25. benchmarks/gpu_speed.py compares ways to run an update."""
     rows: int = option(10_000, at_least=2, at_most=10**9)
     """Rows of data."""
     observation_dim: int = option(17, at_least=1, at_most=100_000)
@@ -58,7 +59,7 @@ class SpeedOptions(Options):
     precision: Literal["fp32", "bf16x3"] = "fp32"
     """Precision of matrix products on a GPU."""
     seconds: float = option(5.0, above=0, at_most=1e6)
-    """How long each measurement lasts."""
+    """How long each measurement lasts, in three repeats: their median counts."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
     threads: int | None = option(None, at_least=1, at_most=4096)
@@ -105,6 +106,12 @@ def measure_speeds(options: SpeedOptions) -> int:
     return 0
 
 
+class Measurement(NamedTuple):
+    updates_per_second: float  # with the refreshes that fall into the time
+    run_updates_per_second: float
+    clustering_share: float  # of the time: refreshes
+
+
 class Column(NamedTuple):
     heading: str
     width: int
@@ -118,6 +125,7 @@ COLUMNS = (
     Column("runs", 4, lambda r: str(r["runs"])),
     Column("updates/s", 9, lambda r: f"{r['updates_per_second']:,.1f}"),
     Column("run-updates/s", 13, lambda r: f"{r['run_updates_per_second']:,.1f}"),
+    Column("spread", 6, lambda r: f"{spread(r):.1%}"),
     Column("refresh", 7, lambda r: f"{r['clustering_share']:.1%}"),
     Column("memory", 8, lambda r: f"{r['peak_memory_bytes'] / 1e9:.2f} GB", on_cpu=False),
 )
@@ -130,7 +138,7 @@ def _line(columns: Sequence[Column], cells: Sequence[str]) -> str:
 
 
 def bench_config(algorithm: str, variant: Variant, runs: int, **values: Any) -> TrainConfig:
-    """A job that never touches a file: `stepper_parts` gives it its data. values: other fields of the job."""
+    """A job that never touches a file: `TimedRuns` gives it its data. values: other fields of the job."""
     nowhere, (plugins, options) = Path("unused"), VARIANTS[variant]
     values |= {"seeds": tuple(range(runs)), "plugin_options": options}
     return empty_config(algorithm, plugins, dataset=nowhere, task="none", output=nowhere, **values)
@@ -139,24 +147,29 @@ def bench_config(algorithm: str, variant: Variant, runs: int, **values: Any) -> 
 def _measure_one(
     config: TrainConfig, data: Dataset, device: torch.device, seconds: float, stage: int, precision: str
 ) -> dict[str, Any]:
-    """Rates with the refreshes that fall into the time, and what share of it they took."""
     if device.type == "cuda":
         gc.collect()  # memory of the last measurement
         torch.cuda.reset_peak_memory_stats(device)
-    update, refresh, period = stepper_parts(config, data, device, stage, precision)
-    without = measure(update, seconds, device, warm_up=10)
-    share = 0.0
-    if period is not None:
-        each = 1 / measure(refresh, min(seconds, 2.0), device, warm_up=4)
-        share = each / (each + period / without)
-    rate = without * (1 - share)
-    runs = len(config.seeds)
-    return {
-        "updates_per_second": rate,
-        "run_updates_per_second": rate * runs,
-        "clustering_share": share,
+    timed = TimedRuns(config, data, device, stage, precision)
+    return summarize([timed.measure(seconds / REPEATS) for _ in range(REPEATS)]) | {
         "peak_memory_bytes": torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
     }
+
+
+def summarize(measured: Sequence[Measurement]) -> dict[str, Any]:
+    """The median measurement, and the rates of all."""
+    median = sorted(measured, key=lambda each: each.updates_per_second)[len(measured) // 2]
+    return {
+        "updates_per_second": median.updates_per_second,
+        "run_updates_per_second": median.run_updates_per_second,
+        "clustering_share": median.clustering_share,
+        "repeats": [each.run_updates_per_second for each in measured],
+    }
+
+
+def spread(result: dict[str, Any]) -> float:
+    """Between the fastest and the slowest repeat, as a share of the median."""
+    return (max(result["repeats"]) - min(result["repeats"])) / result["run_updates_per_second"]
 
 
 def made_up_dataset(rows: int, observation_dim: int, action_dim: int, seed: int = 0) -> Dataset:
@@ -184,38 +197,53 @@ def made_up_dataset(rows: int, observation_dim: int, action_dim: int, seed: int 
     )
 
 
-def stepper_parts(
-    config: TrainConfig, data: Dataset, device: torch.device, stage: int = 0, precision: str = "fp32"
-) -> tuple[Callable[[], None], Callable[[], None], int | None]:
-    """One update of all the job's runs, from a stage's first on; one refresh of their plug-ins; how many updates lie
-    between refreshes (None where the stage has none)."""
-    s, a = data.observation_dim, data.action_dim
-    one, zero = np.ones, np.zeros
-    scaling = Scaling(zero(s, np.float32), one(s, np.float32), -one(a, np.float32), one(a, np.float32))
-    buffer = pack_datasets([(data, scaling)], device)
-    launches = launches_of(config, buffer, device)
-    for launch in launches:
-        launch.precision = precision
-    stages = launches[0].algorithm.stages
-    periods = [plugin.period for plugin in launches[0].plugins.all if plugin.period is not None]
-    periods = periods if stages[stage].plugged else []
-    step = sum(earlier.updates for earlier in stages[:stage])
+class TimedRuns:
+    """All runs of a job, ready to be updated from a stage's first update on."""
 
-    def update() -> None:
-        nonlocal step
-        step += 1
-        for launch in launches:
-            launch.update(step)
+    def __init__(
+        self, config: TrainConfig, data: Dataset, device: torch.device, stage: int = 0, precision: str = "fp32"
+    ) -> None:
+        s, a = data.observation_dim, data.action_dim
+        one, zero = np.ones, np.zeros
+        scaling = Scaling(zero(s, np.float32), one(s, np.float32), -one(a, np.float32), one(a, np.float32))
+        self.runs, self.device = len(config.seeds), device
+        self.launches = launches_of(config, pack_datasets([(data, scaling)], device), device)
+        for launch in self.launches:
+            launch.precision = precision
+        stages, plugins = self.launches[0].algorithm.stages, self.launches[0].plugins.all
+        periods = [plugin.period for plugin in plugins if plugin.period is not None and stages[stage].plugged]
+        self.period = periods[0] if periods else None  # updates between refreshes
+        self.step = sum(earlier.updates for earlier in stages[:stage])
+        self._warm = False
 
-    def refresh() -> None:
-        for launch in launches:
-            launch.refresh(periods[0])
+    def update(self) -> None:
+        self.step += 1
+        for launch in self.launches:
+            launch.update(self.step)
 
-    return update, refresh, periods[0] if periods else None
+    def refresh(self) -> None:
+        for launch in self.launches:
+            launch.refresh(self.period or 0)
+
+    def warm_up(self) -> None:
+        """Compile kernels and capture graphs."""
+        if not self._warm:
+            calls_per_second(self.update, 0, self.device, warm_up=10)
+            if self.period is not None:
+                calls_per_second(self.refresh, 0, self.device, warm_up=4)
+        self._warm = True
+
+    def measure(self, seconds: float) -> Measurement:
+        self.warm_up()
+        updates, share = calls_per_second(self.update, seconds, self.device), 0.0
+        if self.period is not None:
+            each = 1 / calls_per_second(self.refresh, min(seconds, 2.0), self.device)
+            share = each / (each + self.period / updates)
+        rate = updates * (1 - share)
+        return Measurement(rate, rate * self.runs, share)
 
 
-def measure(advance: Callable[[], Any], seconds: float, device: torch.device, warm_up: int = 3) -> float:
-    """Calls per second."""
+def calls_per_second(advance: Callable[[], Any], seconds: float, device: torch.device, warm_up: int = 0) -> float:
 
     def settle() -> None:
         if device.type == "cuda":

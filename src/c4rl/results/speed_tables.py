@@ -16,7 +16,7 @@ import torch
 
 from c4rl.core.errors import InputError
 from c4rl.jobs.registry import algorithm_class
-from c4rl.results.speed import SpeedOptions, Variant, measure_speeds
+from c4rl.results.speed import SpeedOptions, Variant, measure_speeds, spread
 from c4rl.results.table_text import MISSING, Rows
 from c4rl.results.tables import paper
 from c4rl.training.preparation import choose_device
@@ -167,11 +167,13 @@ def _machines(table: SpeedTable, measured: Measured) -> Iterator[tuple[str, dict
     yield from some or [(MISSING, {})]
 
 
-def speed_caption(table: SpeedTable) -> str:
+def speed_caption(table: SpeedTable, measured: Measured) -> str:
     shape = f"{SHAPE['hidden_layers']}x{SHAPE['hidden_width']} networks, 17 observations, 6 actions, made-up rows"
-    once = f"each cell measured once, for {SECONDS:g} seconds: there is no interval"
+    names = {case.name for case in table.cases}
+    cells = [results for cases in measured.values() for name, results in cases.items() if name in names]
+    apart = f", at most {max(spread(r) for results in cells for r in results):.0%} apart" if cells else ""
     theirs = "; after the slash the paper's, of HalfCheetah" if table.quantity == "share" else ""
-    return f"{table.title}. {shape}; {once}{theirs}; {MISSING}: not measured."
+    return f"{table.title}. {shape}; medians of three measurements{apart}{theirs}; {MISSING}: not measured."
 
 
 # -- measuring

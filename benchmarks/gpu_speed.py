@@ -1,0 +1,346 @@
+"""Speed on one GPU, with and without our kernels:
+
+    python benchmarks/gpu_speed.py --json FILE [--speeds FOLDER] [--budget 190] [--seconds 0.25] [--processes 8]
+
+Measures whole updates as CUDA graphs, three repeats of each: with our kernels ("ours"), in plain PyTorch ("plain"), the
+plain update compiled by torch.compile into one graph ("compiled") or operation by operation ("compiled operations"),
+and with one family of kernels switched off at a time ("without ...").
+
+Several processes prepare the cases side by side (compiling and capturing takes most of the time). Then one case is
+measured at a time, while the others wait: the GPU has nothing else to do. Cases come in the order of their weight,
+three rounds over each group; none is begun once --budget seconds have passed. A case that fails is noted and left.
+FILE is rewritten as the measurements come in. --speeds: also write what `c4rl table runtime` and `overhead` read.
+"""
+
+import argparse
+import itertools
+import json
+import multiprocessing
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from c4rl.algorithms import cql
+from c4rl.core import ops
+from c4rl.core.files import write_json
+from c4rl.jobs.registry import algorithm_class
+from c4rl.results.speed import REPEATS, Measurement, TimedRuns, bench_config, made_up_dataset, summarize
+from c4rl.results.speed_tables import SHAPE, SPEED_TABLES, machine_folder
+from c4rl.training.launch import Launch
+from c4rl.training.summary import versions
+
+FAMILIES = ("mlp", "random", "adam", "subspace", "covariance", "losses metrics")  # of TD3+BC + C4
+OPERATIONS = (
+    "_plain_mlp",
+    "adam_step",
+    "uniform",
+    "normal",
+    "integers",
+    "cluster_rows",
+    "sample_tanh_gaussian",
+    "clipped_target",
+    "relative_mean",
+    "mean_squared_error",
+    "cross_covariance_size",
+    "add_metrics",
+)
+ENOUGH = 0.1  # of an update: the gain for which a family of kernels is kept
+
+
+@dataclass(frozen=True)
+class Case:
+    algorithm: str
+    plugins: Any
+    runs: int
+    precision: str = "fp32"
+    variant: str = "ours"
+    rows: int = 10_000
+
+    def __str__(self) -> str:
+        return f"{self.algorithm} {self.plugins} x{self.runs} {self.precision} {self.rows} rows: {self.variant}"
+
+
+def plan(compiled: bool) -> list[list[Case]]:
+    """Groups of cases, by their weight."""
+    with_c4 = [Case(algorithm, "c4-proxy", runs) for algorithm in ("td3_bc", "cql") for runs in (1, 25)]
+    first = [
+        *with_c4,
+        *(replace(case, precision="bf16x3") for case in with_c4),
+        *(replace(case, variant="plain") for case in with_c4),
+        *(replace(case, plugins="none", precision=p) for case in with_c4 for p in ops.OFFERED),
+    ]
+    tables = [
+        Case(case.method.algorithm, case.method.plugins, case.runs, rows=case.rows)
+        for table in SPEED_TABLES.values()
+        for case in table.cases
+    ]
+    families = [
+        *(replace(case, variant=f"without {family}") for case in with_c4[:3] for family in FAMILIES),
+        *(replace(with_c4[2], variant="without tanh_gaussian", precision=p) for p in ops.OFFERED),
+        *(replace(c, plugins="layer_norm", variant="without layer_norm") for c in with_c4[:3]),
+    ]
+    slow = [
+        *(replace(with_c4[i], variant="compiled") for i in (1, 3, 0, 2)),
+        *(replace(with_c4[i], variant="compiled operations") for i in (0, 2)),
+    ]
+    groups, seen = [], set()
+    for group in (first, slow if compiled else [], tables, families):
+        new = [case for case in dict.fromkeys(group) if case not in seen]
+        seen.update(new)
+        groups.append(new)
+    return groups
+
+
+# -- one case
+
+
+class Prepared:
+    """A case's stages, ready to be measured."""
+
+    def __init__(self, case: Case, device: torch.device) -> None:
+        self.case = case
+        if case.variant == "compiled operations":
+            compile_operations()
+        with self.variant():
+            ours = case.variant not in ("plain", "compiled", "compiled operations")
+            graph = device.type == "cuda"
+            config = bench_config(case.algorithm, case.plugins, case.runs, cuda_graph=graph, fused_kernels=ours)
+            networks = {name: SHAPE[name] for name in ("hidden_layers", "hidden_width")}
+            config = replace(config, options=replace(config.options, **networks))
+            data = made_up_dataset(case.rows, SHAPE["observation_dim"], SHAPE["action_dim"])
+            self.stages = {
+                stage.name: TimedRuns(config, data, device, index, case.precision)
+                for index, stage in enumerate(algorithm_class(case.algorithm).plan(config.options, config.updates))
+            }
+            for timed in self.stages.values():
+                for launch in timed.launches if case.variant.startswith("compiled") else ():
+                    for optimizer in launch.algorithm.optimizers.values():  # PyTorch's fused Adam is not for compilers
+                        optimizer.lr = optimizer._flat_lr = torch.tensor(optimizer.lr, device=device)
+                    if case.variant == "compiled":
+                        compile_update(launch)
+                timed.warm_up()
+
+    def variant(self) -> AbstractContextManager[None]:
+        name = self.case.variant
+        return ops.without(*name.split()[1:]) if name.startswith("without ") else nullcontext()
+
+    def measure(self, seconds: float) -> dict[str, Measurement]:
+        with self.variant():
+            return {name: timed.measure(seconds) for name, timed in self.stages.items()}
+
+
+def compile_update(launch: Launch) -> None:
+    """All of an update, with its gradients and Adam, as one graph of the compiler's for each phase."""
+    for step in range(1, 5):  # what is computed once in Python, such as the keys of random streams, is not compiled
+        launch.step.fill_(step - 1)
+        launch._update(step)
+    torch._dynamo.reset()
+    torch._dynamo.config.trace_autograd_ops = True  # PyTorch 2.11 and later
+    compiled = torch.compile(launch._update, dynamic=False, fullgraph=True)
+    steps: dict[Any, int] = {}  # one for each phase: another number would be compiled anew
+
+    def update(step: int) -> None:
+        compiled(steps.setdefault(launch.algorithm.phase(step), step))
+
+    if launch._graphed is not None:
+        launch._graphed.function = update
+    else:
+        launch._update = update  # type: ignore[method-assign]
+
+
+def compile_operations() -> None:
+    """Compile each plain operation by itself, its gradient too, for the rest of this process."""
+    torch._dynamo.config.recompile_limit = 64  # networks of many shapes, with gradients and without
+    compiled: dict[Any, Any] = {}  # by the plain operation, which several modules import
+    modules = [module for name, module in sorted(sys.modules.items()) if name.startswith("c4rl.")]
+    for module, name in itertools.product(modules, OPERATIONS):
+        if (plain := vars(module).get(name)) is not None and plain.__module__.startswith("c4rl."):
+            setattr(module, name, compiled.setdefault(plain, torch.compile(plain, dynamic=False)))
+    cql.CQL._gap = torch.compile(cql.CQL._gap, dynamic=False)  # type: ignore[method-assign]
+
+
+# -- processes that prepare, and measure when it is their turn
+
+
+def work(pipe: Connection, device_name: str) -> None:
+    """Answer each request (case, seconds): prepare the case, or measure it for so many seconds. A string: an error."""
+    device = torch.device(device_name)
+    prepared: dict[Case, Prepared] = {}
+    torch.set_num_threads(1)
+    while True:
+        case, seconds = pipe.recv()
+        try:
+            if seconds is None:
+                prepared[case] = Prepared(case, device)
+                if device.type == "cuda":
+                    torch.cuda.synchronize()
+                    torch.cuda.empty_cache()
+            pipe.send(None if seconds is None else prepared[case].measure(seconds))
+        except Exception as error:
+            pipe.send(f"{type(error).__name__}: {error}"[:500] + "\n" + traceback.format_exc()[-1500:])
+
+
+class Workers:
+    """Processes by the pipes to them."""
+
+    def __init__(self, device: str) -> None:
+        self.device, self.context = device, multiprocessing.get_context("spawn")
+        self.processes: dict[Connection, Any] = {}
+
+    def start(self) -> Connection:
+        ours, theirs = self.context.Pipe()
+        self.processes[ours] = self.context.Process(target=work, args=(theirs, self.device), daemon=True)
+        self.processes[ours].start()
+        theirs.close()
+        return ours
+
+    def prepare(self, queues: list[list[Case]], until: float) -> Iterator[tuple[Case, Connection, str | None, float]]:
+        """One process for each queue; several may share one. Gives each case as it is ready: whose it is, or what went
+        wrong. Nothing is begun after `until`, and those that still compile are ended then."""
+        busy: dict[Connection, tuple[list[Case], Case, float]] = {}
+
+        def give(pipe: Connection, cases: list[Case]) -> None:
+            if cases and time.perf_counter() < until:
+                busy[pipe] = cases, cases.pop(0), time.perf_counter()
+                pipe.send((busy[pipe][1], None))
+
+        for cases in queues:
+            if cases:
+                give(self.start(), cases)
+        while busy:
+            left = until - time.perf_counter()
+            for pipe, (_, case, _) in busy.items():
+                if left <= 0 and case.variant.startswith("compiled"):
+                    self.processes[pipe].kill()  # its pipe is at its end
+            for pipe in wait(list(busy), timeout=max(left, 0.5)):
+                assert isinstance(pipe, Connection)
+                cases, case, began = busy.pop(pipe)
+                try:
+                    error = pipe.recv()
+                except (EOFError, ConnectionResetError):
+                    error = "not ready in time, or the process died"
+                else:
+                    give(pipe, cases)
+                yield case, pipe, error, time.perf_counter() - began
+
+    def stop(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+
+
+# -- the whole
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--speeds", type=Path, help="folder for `c4rl table runtime` and `overhead`")
+    parser.add_argument("--seconds", type=float, default=0.25, help="how long each repeat lasts")
+    parser.add_argument("--budget", type=float, default=190.0, help="seconds after which nothing is begun")
+    parser.add_argument("--prepare", type=float, default=80.0, help="seconds after which nothing is prepared any more")
+    parser.add_argument("--processes", type=int, default=8, help="that prepare cases")
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--only", nargs="+", help="cases whose names have one of these words")
+    parser.add_argument("--device", default="cuda", help="cpu: a check that this program runs")
+    given = parser.parse_args()
+    began = time.perf_counter()
+    groups = [[c for c in group if any(o in str(c) for o in given.only or [""])] for group in plan(given.compile)]
+    cases = [case for group in groups for case in group]
+    # the compiler takes longest: each of its cases has a process of its own
+    slow = [case for case in cases if case.variant.startswith("compiled")]
+    shared = [case for case in cases if case not in slow]
+    workers = Workers(given.device)
+    holders: dict[Case, Connection] = {}
+    errors: dict[Case, str] = {}
+    measured: dict[Case, list[dict[str, Measurement]]] = {}
+
+    def say(*words: Any) -> None:
+        print(f"{time.perf_counter() - began:5.0f}s", *words, flush=True)
+
+    def save() -> None:
+        results = []
+        for case in cases:
+            if found := measured.get(case):
+                stages = {name: summarize([each[name] for each in found]) for name in found[0]}
+                results.append(asdict(case) | {"stages": stages})
+            else:
+                results.append(asdict(case) | {"error": errors.get(case, "no time left")})
+        name = torch.cuda.get_device_name() if given.device == "cuda" else "cpu"
+        given.json.write_text(json.dumps({"machine": {"name": name} | versions(), "results": results}, indent=1))
+
+    queues = [*([case] for case in slow), *([shared] * given.processes)]
+    for case, pipe, error, took in workers.prepare(queues, began + given.prepare):
+        if error is None:
+            holders[case] = pipe
+        else:
+            errors[case] = error
+        say(f"{case}: {'ready' if error is None else error.splitlines()[0][:160]} ({took:.1f} s)")
+    save()
+    for group in groups:
+        for case in group * REPEATS:
+            if case not in holders or case in errors or time.perf_counter() - began > given.budget:
+                continue
+            try:
+                holders[case].send((case, given.seconds))
+                found = holders[case].recv()
+            except (EOFError, OSError):
+                found = "the process died"
+            if isinstance(found, str):
+                errors[case] = found
+                say(f"{case}: {found.splitlines()[0][:160]}")
+            else:
+                measured.setdefault(case, []).append(found)
+        save()
+        for case in group:
+            if case in measured:
+                rates = [f"{m[stage].run_updates_per_second:,.0f}" for m in measured[case] for stage in list(m)[-1:]]
+                say(f"{case}: {' '.join(rates)}")
+    workers.stop()
+    if given.speeds is not None:
+        write_speeds(given, measured)
+    print_gains(measured)
+    say("done")
+
+
+def write_speeds(given: argparse.Namespace, measured: dict[Case, list[dict[str, Measurement]]]) -> None:
+    """A file for each measured cell of the tables of speed, as `c4rl bench table` writes them."""
+    cells = {
+        (c.method.algorithm, c.method.plugins, c.rows, c.runs): c.name for t in SPEED_TABLES.values() for c in t.cases
+    }
+    for case, found in measured.items():
+        cell = cells.get((case.algorithm, case.plugins, case.rows, case.runs))
+        if cell is None or (case.variant, case.precision) != ("ours", "fp32") or len(found) < REPEATS:
+            continue
+        what = {"algorithm": case.algorithm, "plugins": case.plugins, "runs": case.runs}
+        stages = [what | {"stage": name} | summarize([each[name] for each in found]) for name in found[0]]
+        device = torch.device(given.device)
+        name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
+        machine = {"device": device.type, "name": name, "precision": case.precision} | versions()
+        folder = machine_folder(given.speeds, given.device, case.precision)
+        folder.mkdir(parents=True, exist_ok=True)
+        shape = {"rows": case.rows} | SHAPE
+        write_json(folder / f"{cell}.json", {"shape": shape, "machine": machine, "results": stages})
+
+
+def print_gains(measured: dict[Case, list[dict[str, Measurement]]]) -> None:
+    print("\nhow much longer an update takes than with our kernels:")
+    for case, found in measured.items():
+        ours = measured.get(replace(case, variant="ours"))
+        if case.variant == "ours" or ours is None:
+            continue
+        rates = [summarize([m[list(m)[-1]] for m in each])["run_updates_per_second"] for each in (ours, found)]
+        gain = rates[0] / rates[1] - 1
+        kept = "  keep" if case.variant.startswith("without ") and gain >= ENOUGH else ""
+        print(f"{case!s:60} {gain:+8.1%}{kept}")
+
+
+if __name__ == "__main__":
+    main()
