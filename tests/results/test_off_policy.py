@@ -92,6 +92,23 @@ def test_only_policies_that_stay_with_the_data_are_ranked(job: Path, tmp_path: P
     assert [row["rank"] for row in rows] == [1, 2, None] and rows[2]["policy"] == "seed_1"
 
 
+def test_of_a_job_on_several_datasets_only_runs_on_the_given_one_are_judged(
+    job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = [save_npz(tmp_path / f"{name}.npz", rewards=logged_arrays()["rewards"] + i) for i, name in enumerate("ab")]
+    both = tmp_path / "both"
+    command = ["train", "--algorithm", "bc", "--task", "none", "--dataset", *data, "--output", both]
+    assert run(*command, "--updates", "2", "--seeds", "0", "1", *SMALL) == 0
+    found = judged(both, job, "--dataset", data[1], output=tmp_path / "j.json")
+    names = {row["policy"] for row in found["policies"]}
+    assert names == {f"{both}: b,seed={seed}" for seed in range(2)} | {f"{job}: seed_{seed}" for seed in range(3)}
+    assert found["dataset"]["path"] == str(data[1])
+    capsys.readouterr()
+    for arguments, message in (([], "expected one, or --dataset FILE"), (["--dataset", job], "trained on")):
+        assert run("ope", both, *arguments) == 2
+        assert message in capsys.readouterr().err
+
+
 def test_what_cannot_be_judged_is_refused_before_anything_is_fitted(
     job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -99,16 +99,30 @@ def zsh(commands: Mapping[str, Words]) -> str:
     return f"autoload -U +X compinit && compinit\nautoload -U +X bashcompinit && bashcompinit\n{bash(commands)}"
 
 
+FISH = """function __c4rl_in # whether these words are the command
+    set -l given (commandline -opc)[2..-1]
+    set -l count (count $argv)
+    test "$given[1..$count]" = "$argv"
+end
+function __c4rl_after # whether this is the last flag
+    set -l flags (string match -- '--*' (commandline -opc))
+    test "$flags[-1]" = "$argv"
+end"""
+
+
 def fish(commands: Mapping[str, Words]) -> str:
-    lines = []
+    """What it leaves open is completed as a path."""
+    lines = [FISH]
     for name, words in commands.items():
         first, _, second = name.partition(" ")
-        lines.append(f"complete -c c4rl -n __fish_use_subcommand -f -a {first}")
-        seen = f"__fish_seen_subcommand_from {first}"
+        lines.append(f"complete -c c4rl -n 'test (count (commandline -opc)) = 1' -f -a {first}")
         if second:
-            lines.append(f"complete -c c4rl -n '{seen}; and not __fish_seen_subcommand_from {second}' -f -a {second}")
-            seen += f"; and __fish_seen_subcommand_from {second}"
+            only = f"__c4rl_in {first}; and test (count (commandline -opc)) = 2"
+            lines.append(f"complete -c c4rl -n '{only}' -f -a {second}")
         for flag, own in words.items():
             choices = f" -x -a '{' '.join(own)}'" if own else ""
-            lines.append(f"complete -c c4rl -n '{seen}' -l {flag[2:]}{choices}")
+            lines.append(f"complete -c c4rl -n '__c4rl_in {name}' -l {flag[2:]}{choices}")
+            if own:  # a flag may take several words
+                after = f"__c4rl_in {name}; and __c4rl_after {flag}"
+                lines.append(f"complete -c c4rl -n '{after}' -f -a '{' '.join(own)}'")
     return "\n".join(dict.fromkeys(lines))

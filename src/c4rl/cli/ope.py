@@ -24,7 +24,8 @@ class Flags(Options):
     """The last policies, those of each seed's best evaluation, or those that --select kept; default selected if the job
     was trained with --select, else last."""
     dataset: Path | None = None
-    """Logged data; default: the file that all the folders were trained on, with all its rows."""
+    """Logged data; default: the file that all the folders were trained on, with all its rows. Of a job on several
+    datasets, only the runs on this one are judged."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, ..."""
     json: Path | None = None

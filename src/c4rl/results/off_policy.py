@@ -36,7 +36,8 @@ def judge(
 ) -> dict[str, Any]:
     """Every policy of these folders that did not fail, in the order of their estimated values.
 
-    Those that leave the data come last, without a rank: their values are extrapolated.
+    Those that leave the data come last, without a rank: their values are extrapolated. Of a job on several datasets,
+    only the runs on `dataset` are judged.
     """
     if not folders:
         raise InputError("FOLDERS: found none, expected at least one folder made by c4rl train")
@@ -49,7 +50,8 @@ def judge(
         job = open_job(folder, checkpoint)
         jobs.append(job.config)
         checkpoints[job.checkpoint] = None
-        for run in (run for run in job.runs if run.key not in job.failed):
+        own = _trained_on(dataset, job.config)
+        for run in (run for run in job.runs if run.key not in job.failed and (own is None or run.dataset == own)):
             name = file_name(run.key) if len(folders) == 1 else f"{folder}: {file_name(run.key)}"
             found.append((name, job.policies[run.key], _score(folder, job.config, run, job.checkpoint)))
     if not found:
@@ -120,4 +122,16 @@ def _data(folders: Sequence[Path], jobs: Sequence[TrainConfig], dataset: Path | 
             f"{' '.join(map(str, folders))}: found the datasets {several}, expected one, or --dataset FILE"
         )
     path = dataset or first.dataset[0]
-    return load_for_task(path, get_task(first.tasks[0]), first.action_low, first.action_high, first.clip_actions)
+    task = get_task(first.tasks[_trained_on(dataset, first) or 0])
+    return load_for_task(path, task, first.action_low, first.action_high, first.clip_actions)
+
+
+def _trained_on(dataset: Path | None, config: TrainConfig) -> int | None:
+    """Which of a job's several datasets is the given one; None where all its runs have the same."""
+    if len(config.dataset) == 1 or dataset is None:
+        return None
+    found = [path.resolve() for path in config.dataset]
+    if dataset.resolve() not in found:
+        names = " ".join(map(str, config.dataset))
+        raise InputError(f"--dataset: found {dataset}, expected one of those that a job was trained on: {names}")
+    return found.index(dataset.resolve())
