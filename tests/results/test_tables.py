@@ -161,7 +161,7 @@ def test_wrong_words_are_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch, 
     for command, sentence in (
         ("table nothing", "table: found 'nothing', expected one of main, c4-plugin"),
         ("table trace --score best", "--score: found best, expected late, last or curve"),
-        ("bench table nothing --dry", "rebrac, overhead, runtime"),
+        ("bench table nothing --dry", "selection, overhead, runtime"),
         ("bench table main", "--data: not given, expected the folder of the datasets"),
         ("bench pages README.md", "README.md: found no block"),
         ("bench pages", "FILES: not given, expected Markdown pages"),
