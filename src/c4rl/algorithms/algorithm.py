@@ -53,6 +53,8 @@ class AlgorithmConfig(Options):
     the trained one."""
     actor_dropout: float = option(0.0, at_least=0, below=1)
     """Share of the policy's hidden units that are zero in its own loss; none are in targets and evaluation."""
+    actor_layer_norm: bool = False
+    """LayerNorm in the policy, before each hidden layer's ReLU."""
     batch_size: int = option(256, at_least=2, at_most=1_000_000)
     """Rows per update and run."""
 

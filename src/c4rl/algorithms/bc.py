@@ -31,7 +31,8 @@ class BC(Algorithm):
     def __init__(self, config: BCConfig, stack: Stack, streams: Streams, plugins: Plugins) -> None:
         super().__init__(config, stack, streams, plugins)
         kind = DeterministicPolicy if config.loss == "mse" else GaussianPolicy
-        self.actor = self.learner("actor", kind(stack, "actor", config.hidden), config.actor_lr)
+        actor = kind(stack, "actor", config.hidden, layer_norm=config.actor_layer_norm)
+        self.actor = self.learner("actor", actor, config.actor_lr)
 
     @classmethod
     def policy_has_density(cls, config: Any) -> bool:

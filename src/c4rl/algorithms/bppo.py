@@ -83,7 +83,7 @@ class BPPOConfig(CriticConfig):
     best by score too. This USES THE ENVIRONMENT to learn."""
 
     def check(self) -> None:
-        own = "actor_schedule", "actor_decay", "actor_average", "actor_dropout"
+        own = "actor_schedule", "actor_decay", "actor_average", "actor_dropout", "actor_layer_norm"
         self.refuse("PPO's own clip and step sizes hold the policy", *own)
 
 

@@ -80,7 +80,7 @@ class CQL(Algorithm):
 
     def __init__(self, config: CQLConfig, stack: Stack, streams: Streams, plugins: Plugins) -> None:
         super().__init__(config, stack, streams, plugins)
-        actor = GaussianPolicy(stack, "actor", config.hidden, config.policy_log_std)
+        actor = GaussianPolicy(stack, "actor", config.hidden, config.policy_log_std, layer_norm=config.actor_layer_norm)
         critic = Critic(
             stack,
             "critic",

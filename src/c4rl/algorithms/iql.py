@@ -36,7 +36,8 @@ class IQL(ImplicitQ):
     def __init__(self, config: IQLConfig, stack: Stack, streams: Streams, plugins: Plugins) -> None:
         super().__init__(config, stack, streams, plugins)
         kind = TanhMeanGaussianPolicy if config.policy == "gaussian" else DeterministicPolicy
-        actor = kind(stack, "actor", config.hidden, initialization=config.initialization)
+        norm = config.actor_layer_norm
+        actor = kind(stack, "actor", config.hidden, layer_norm=norm, initialization=config.initialization)
         self.actor = self.learner("actor", actor, config.actor_lr)
         self.build_values(config.value_lr, config.initialization)
 

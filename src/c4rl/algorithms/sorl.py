@@ -40,7 +40,7 @@ class SORLConfig(StyleConfig, ImplicitQConfig):
     or the largest mean advantage of the actions logged there."""
 
     def check(self) -> None:
-        self.refuse("its policies are many, one for each style", "actor_dropout")
+        self.refuse("its policies are many, one for each style", "actor_dropout", "actor_layer_norm")
 
 
 class SORL(ImplicitQ):

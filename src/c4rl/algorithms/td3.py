@@ -42,7 +42,7 @@ class TD3(Algorithm):
 
     def __init__(self, config: TD3Config, stack: Stack, streams: Streams, plugins: Plugins) -> None:
         super().__init__(config, stack, streams, plugins)
-        actor = DeterministicPolicy(stack, "actor", config.actor_hidden)
+        actor = DeterministicPolicy(stack, "actor", config.actor_hidden, layer_norm=config.actor_layer_norm)
         critic = Critic(stack, "critic", config.hidden, layer_norm=self.layer_norm or plugins.critic_layer_norm)
         self.actor, self.target_actor = self.learner_with_target("actor", actor, config.actor_lr, config.tau)
         self.critic, self.target_critic = self.learner_with_target("critic", critic, config.critic_lr, config.tau)

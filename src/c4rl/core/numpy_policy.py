@@ -8,13 +8,14 @@ import numpy as np
 Array = np.ndarray
 
 SQUASHES = ("tanh", "clip")
+LAYER_NORM_EPSILON = 1e-5
 
 
 @dataclass(frozen=True)
 class NumpyPolicy:
     """Deterministic policy: normalise, ReLU MLP, squash, rescale to the task's action bounds. All float32.
 
-    An ensemble has a member axis in front of its weights and biases; it plays the mean of its members' actions.
+    An ensemble has a member axis in front of its layers' arrays; it plays the mean of its members' actions.
     """
 
     weights: tuple[Array, ...]  # each [in, out] or [members, in, out]; the last one is the mean head
@@ -24,14 +25,21 @@ class NumpyPolicy:
     action_low: Array
     action_high: Array
     squash: str = "tanh"  # one of SQUASHES
+    gains: tuple[Array, ...] = ()  # with LayerNorm: of each hidden layer before its ReLU, shaped as its biases
+    shifts: tuple[Array, ...] = ()
 
     def act(self, observations: Array) -> Array:
         """[s] -> [a], or [B, s] -> [B, a], in the units of the logged actions."""
         if self.weights[0].ndim == 3 and np.ndim(observations) == 1:
             return self.act(np.asarray(observations)[None])[0]
         x = (np.asarray(observations, np.float32) - self.observation_mean) / self.observation_std
-        for w, b in zip(self.weights[:-1], self.biases[:-1], strict=True):
-            x = np.maximum(x @ w + b, 0)
+        for i, (w, b) in enumerate(zip(self.weights[:-1], self.biases[:-1], strict=True)):
+            x = x @ w + b
+            if self.gains:
+                x = x - x.mean(-1, keepdims=True)
+                x = x / np.sqrt(np.square(x).mean(-1, keepdims=True) + np.float32(LAYER_NORM_EPSILON))
+                x = x * self.gains[i] + self.shifts[i]
+            x = np.maximum(x, 0)
         x = x @ self.weights[-1] + self.biases[-1]
         x = np.tanh(x) if self.squash == "tanh" else np.clip(x, -1, 1)
         x = x.mean(0) if self.weights[0].ndim == 3 else x
@@ -40,12 +48,17 @@ class NumpyPolicy:
     @classmethod
     def ensemble(cls, members: "Sequence[NumpyPolicy]") -> "NumpyPolicy":
         """One policy of several that were trained on the same data with networks of the same shape."""
+
+        def vectors(name: str) -> tuple[Array, ...]:
+            return tuple(np.stack(layer)[:, None] for layer in zip(*(getattr(m, name) for m in members), strict=True))
+
         weights = zip(*(member.weights for member in members), strict=True)
-        biases = zip(*(member.biases for member in members), strict=True)
         return replace(
             members[0],
             weights=tuple(np.stack(layer) for layer in weights),
-            biases=tuple(np.stack(layer)[:, None] for layer in biases),
+            biases=vectors("biases"),
+            gains=vectors("gains"),
+            shifts=vectors("shifts"),
         )
 
     def members(self) -> "list[NumpyPolicy]":
@@ -53,7 +66,13 @@ class NumpyPolicy:
         if self.weights[0].ndim == 2:
             return [self]
         return [
-            replace(self, weights=tuple(w[k] for w in self.weights), biases=tuple(b[k, 0] for b in self.biases))
+            replace(
+                self,
+                weights=tuple(w[k] for w in self.weights),
+                biases=tuple(b[k, 0] for b in self.biases),
+                gains=tuple(gain[k, 0] for gain in self.gains),
+                shifts=tuple(shift[k, 0] for shift in self.shifts),
+            )
             for k in range(len(self.weights[0]))
         ]
 
@@ -61,12 +80,15 @@ class NumpyPolicy:
         """What does not fit together, in words; None if all does."""
         if self.squash not in SQUASHES:
             return f"squash '{self.squash}', expected one of {', '.join(SQUASHES)}"
+        if {len(self.gains), len(self.shifts)} not in ({0}, {len(self.weights) - 1}):
+            found = f"{len(self.gains)} gains and {len(self.shifts)} shifts of LayerNorm"
+            return f"{found}, expected {len(self.weights) - 1} of each, or none"
         width, actions = self.observation_mean.size, self.action_low.size
         shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("observation_mean", "observation_std"), (width,))
         shapes |= dict.fromkeys(("action_low", "action_high"), (actions,))
         for i, bias in enumerate(self.biases):
             units = actions if i == len(self.biases) - 1 else bias.size
-            shapes |= {f"w{i}": (width, units), f"b{i}": (units,)}
+            shapes |= {f"w{i}": (width, units)} | dict.fromkeys((f"b{i}", f"gain{i}", f"shift{i}"), (units,))
             width = units
         for name, array in self.arrays().items():
             if name in shapes and (array.shape != shapes[name] or array.dtype != np.float32):
@@ -81,6 +103,8 @@ class NumpyPolicy:
         """Plain arrays for an npz file; `from_arrays` reads them back."""
         out: dict[str, Array] = {f"w{i}": w for i, w in enumerate(self.weights)}
         out |= {f"b{i}": b for i, b in enumerate(self.biases)}
+        out |= {f"gain{i}": gain for i, gain in enumerate(self.gains)}
+        out |= {f"shift{i}": shift for i, shift in enumerate(self.shifts)}
         out |= {"observation_mean": self.observation_mean, "observation_std": self.observation_std}
         out |= {"action_low": self.action_low, "action_high": self.action_high}
         return out | {"layers": np.array(len(self.weights)), "squash": np.array(self.squash)}
@@ -96,4 +120,6 @@ class NumpyPolicy:
             action_low=arrays["action_low"],
             action_high=arrays["action_high"],
             squash=str(arrays["squash"]),
+            gains=tuple(arrays[f"gain{i}"] for i in layers if f"gain{i}" in arrays),
+            shifts=tuple(arrays[f"shift{i}"] for i in layers if f"shift{i}" in arrays),
         )

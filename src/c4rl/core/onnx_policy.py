@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from c4rl.core.numpy_policy import Array, NumpyPolicy
+from c4rl.core.numpy_policy import LAYER_NORM_EPSILON, Array, NumpyPolicy
 
 OPSET, IR_VERSION = 17, 8  # old enough for runtimes of 2022
 
@@ -34,6 +34,10 @@ def onnx_bytes(policy: NumpyPolicy, facts: Mapping[str, str]) -> bytes:
     x = apply("Div", apply("Sub", "observation", mean), std)
     for i, (w, b) in enumerate(zip(policy.weights, policy.biases, strict=True)):
         x = apply("Add", apply("MatMul", x, constant(f"w{i}", w)), constant(f"b{i}", b))
+        if policy.gains and i < len(policy.gains):
+            x = apply("LayerNormalization", x, constant(f"ones{i}", np.ones(w.shape[-1])), epsilon=LAYER_NORM_EPSILON)
+            x = apply("Mul", x, constant(f"gain{i}", policy.gains[i]))
+            x = apply("Add", x, constant(f"shift{i}", policy.shifts[i]))
         x = apply("Relu", x) if i < len(policy.weights) - 1 else x
     one = constant("one", np.array(1))
     x = apply("Tanh", x) if policy.squash == "tanh" else apply("Clip", x, constant("minus_one", np.array(-1)), one)

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from c4rl.core.networks import Stack, StackedMLP
+from c4rl.core.numpy_policy import LAYER_NORM_EPSILON
 from c4rl.core.ops.tanh_gaussian import log_tanh_slope, sample_tanh_gaussian
 from c4rl.core.random import Streams
 
@@ -49,10 +51,18 @@ def dropout_masks(streams: Streams, stream: str, share: float, hidden: Sequence[
 class DeterministicPolicy(nn.Module):
     """μ(s) = tanh(f(s))."""
 
-    def __init__(self, stack: Stack, name: str, hidden: Sequence[int], *, initialization: str = "torch") -> None:
+    def __init__(
+        self,
+        stack: Stack,
+        name: str,
+        hidden: Sequence[int],
+        *,
+        layer_norm: bool = False,
+        initialization: str = "torch",
+    ) -> None:
         super().__init__()
         sizes = (stack.observation_dim, *hidden, stack.action_dim)
-        self.mlp = StackedMLP(stack, name, sizes, initialization=initialization)
+        self.mlp = StackedMLP(stack, name, sizes, layer_norm=layer_norm, initialization=initialization)
 
     def forward(self, observations: Tensor, masks: Sequence[Tensor] | None = None) -> Tensor:
         """[R, B, s] -> [R, B, a]. masks: dropout factors of each hidden layer."""
@@ -63,10 +73,13 @@ class GaussianPolicy(nn.Module):
     """Tanh-Gaussian. `log_std` is "linear" (an output of the network, clamped to [-5, 2]) or "scaled" (the same output
     times a learned scalar, initially 1, plus another, initially -1, clamped to [-20, 2])."""
 
-    def __init__(self, stack: Stack, name: str, hidden: Sequence[int], log_std: str = "linear") -> None:
+    def __init__(
+        self, stack: Stack, name: str, hidden: Sequence[int], log_std: str = "linear", *, layer_norm: bool = False
+    ) -> None:
         super().__init__()
         self.action_dim, self.scaled = stack.action_dim, log_std == "scaled"
-        self.mlp = StackedMLP(stack, name, (stack.observation_dim, *hidden, 2 * stack.action_dim))
+        sizes = (stack.observation_dim, *hidden, 2 * stack.action_dim)
+        self.mlp = StackedMLP(stack, name, sizes, layer_norm=layer_norm)
         if self.scaled:
             shape = (stack.runs, 1, 1)
             self.log_std_multiplier = nn.Parameter(torch.ones(shape, device=stack.device, dtype=stack.dtype))
@@ -105,10 +118,18 @@ class Gaussian(TanhGaussian):
 class TanhMeanGaussianPolicy(nn.Module):
     """N(tanh(f(s)), σ²): the mean is squashed, the distribution is not; log σ does not depend on s and starts at 0."""
 
-    def __init__(self, stack: Stack, name: str, hidden: Sequence[int], *, initialization: str = "torch") -> None:
+    def __init__(
+        self,
+        stack: Stack,
+        name: str,
+        hidden: Sequence[int],
+        *,
+        layer_norm: bool = False,
+        initialization: str = "torch",
+    ) -> None:
         super().__init__()
         sizes = (stack.observation_dim, *hidden, stack.action_dim)
-        self.mlp = StackedMLP(stack, name, sizes, initialization=initialization)
+        self.mlp = StackedMLP(stack, name, sizes, layer_norm=layer_norm, initialization=initialization)
         shape = (stack.runs, 1, stack.action_dim)
         self.log_std = nn.Parameter(torch.zeros(shape, device=stack.device, dtype=stack.dtype))
 
@@ -137,18 +158,24 @@ class EvaluatedPolicy(NamedTuple):
 
     weights: list[Tensor]  # [R, in, out] each
     biases: list[Tensor]  # [R, out] each
+    gains: Sequence[Tensor] = ()  # with LayerNorm, of each hidden layer [R, width]
+    shifts: Sequence[Tensor] = ()
 
     @classmethod
     def of(cls, mlp: StackedMLP, action_dim: int) -> "EvaluatedPolicy":
         """From the first `action_dim` outputs, which are the mean of a Gaussian."""
-        weights, biases = [w[:, 0] for w in mlp.weights], [b[:, 0] for b in mlp.biases]
-        return cls([*weights[:-1], weights[-1][..., :action_dim]], [*biases[:-1], biases[-1][..., :action_dim]])
+        weights, biases, *norm = ([p[:, 0] for p in own] for own in mlp.layers())
+        return cls([*weights[:-1], weights[-1][..., :action_dim]], [*biases[:-1], biases[-1][..., :action_dim]], *norm)
 
     def act(self, observations: Tensor) -> Tensor:
         """[R, B, s] -> [R, B, a]."""
         x = observations
-        for w, b in zip(self.weights[:-1], self.biases[:-1], strict=True):
-            x = torch.baddbmm(b.unsqueeze(1), x, w).relu()
+        for layer, (w, b) in enumerate(zip(self.weights[:-1], self.biases[:-1], strict=True)):
+            x = torch.baddbmm(b.unsqueeze(1), x, w)
+            if self.gains:
+                gain, shift = (p[layer].unsqueeze(1) for p in (self.gains, self.shifts))
+                x = torch.addcmul(shift, F.layer_norm(x, x.shape[-1:], eps=LAYER_NORM_EPSILON), gain)
+            x = x.relu()
         return torch.tanh(torch.baddbmm(self.biases[-1].unsqueeze(1), x, self.weights[-1]))
 
 

@@ -70,6 +70,8 @@ def _arrays(path: Path) -> dict[str, Array]:
 
 
 def _exported(arrays: dict[str, Array]) -> list[BehaviourPolicy]:
+    if "gain0" in arrays:
+        raise InputError("--policy: found a policy with LayerNorm, expected one trained without --actor-layer-norm")
     *hidden, mean = [(arrays[f"w{i}"], arrays[f"b{i}"]) for i in range(int(arrays["layers"]))]
     return [
         BehaviourPolicy(

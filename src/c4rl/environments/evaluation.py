@@ -163,7 +163,7 @@ class EvaluationPool:
 
         All policies get the same starts. A policy whose weights are not finite has diverged: its returns are NaN.
         """
-        finite = [all(np.isfinite(w).all() for w in (*p.weights, *p.biases)) for p in policies]
+        finite = [all(np.isfinite(w).all() for w in (*p.weights, *p.biases, *p.gains, *p.shifts)) for p in policies]
         todo = [(p, e) for p in range(len(policies)) if finite[p] for e in range(episodes)]
         evaluation = _Evaluation(
             [policy_bytes(p) for p in policies], np.full((len(policies), episodes), np.nan), seed, len(todo)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +30,7 @@ def caption(table: ResultTable, filled: Filled, which: str) -> str:
         "after the slash the paper's, ± its standard deviation"
         if which not in ("curve", "criteria") and compared
         else "",
+        "difference: from the row that a row was made from" if _compares(table) and which != "criteria" else "",
         f"physics {PHYSICS}" if table.quantity == "score" else "",
         _precisions(table, filled),
         f"{MISSING}: not measured",
@@ -60,14 +62,35 @@ def rows_of(table: ResultTable, filled: Filled, which: str = "late") -> Rows:
     """A line per method (or column, where tasks are rows); which: a score, or curve."""
     if which == "curve":
         return curve_rows(table, filled)
-    rows = [["", *(short(task) for task in table.tasks), *overall_heads(table), "runs"]]
+    differences = ["difference [95%]"] if _compares(table) else []
+    rows = [["", *(short(task) for task in table.tasks), *overall_heads(table), *differences, "runs"]]
     for method in table.methods:
         cells = [filled.get((method.label, task)) for task in table.tasks]
         words = [show(table, method, task, cell, which) for task, cell in zip(table.tasks, cells, strict=True)]
         found, wanted = sum(len(c.entries) for c in cells if c), len(table.measured) * len(table.seeds_of(method))
-        rows.append([method.label, *words, *_overall(table, filled, method, which), f"{found}/{wanted}"])
+        words += _overall(table, filled, method, which)
+        words += [_difference(table, filled, method, which)] if differences else []
+        rows.append([method.label, *words, f"{found}/{wanted}"])
     rows += effect_rows(table, filled, which)
     return [list(column) for column in zip(*rows, strict=True)] if table.tasks_are_rows else rows
+
+
+def _compares(table: ResultTable) -> bool:
+    return any(method.against for method in table.methods)
+
+
+def _difference(table: ResultTable, filled: Filled, method: Method, which: str) -> str:
+    """A method's mean minus that of the method it is compared with, as in -2.1 [-4.0, -0.2]."""
+    pair = [overall(table, filled, m, which) for m in table.methods if m.label in (method.label, method.against)]
+    if not method.against or len(pair) < 2 or any(scores is None for scores in pair):
+        return "" if not method.against else MISSING
+    other, own = [scores for scores in pair if scores is not None]  # what is compared with stands first
+
+    def difference(own: np.ndarray, other: np.ndarray) -> Any:
+        return mean(own) - mean(other)
+
+    low, high = bootstrap_interval(difference, own, other)
+    return f"{difference(own, other):+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
 def effect_rows(table: ResultTable, filled: Filled, which: str) -> Rows:
@@ -168,8 +191,10 @@ def number(table: ResultTable, value: float) -> str:
 
 
 def short(task: str) -> str:
-    """halfcheetah-medium-replay-v2 -> hc-mr."""
-    robot, _, quality = task.removesuffix("-v2").partition("-")
+    """halfcheetah-medium-replay-v2 -> hc-mr, maze2d-open-dense-v0 -> open-dense."""
+    robot, _, quality = task.rpartition("-v")[0].partition("-")
+    if robot == "maze2d":
+        return quality
     robot = {"halfcheetah": "hc", "hopper": "hop", "walker2d": "w2d", "ant": "ant"}.get(robot, robot)
     return f"{robot}-{''.join(word[0] for word in quality.split('-'))}"
 

@@ -49,6 +49,7 @@ class Method:
     series: str = ""  # what those methods have in common: a line of a figure
     x: float | None = None  # where on that line it stands
     factors: dict[str, bool] = field(default_factory=dict)  # of a design: what is on and what is off
+    against: str = ""  # the method whose mean is subtracted from its own
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from c4rl.algorithms.losses import mean_squared_error
 from c4rl.core.networks import Stack
-from c4rl.core.numpy_policy import NumpyPolicy
+from c4rl.core.numpy_policy import LAYER_NORM_EPSILON, NumpyPolicy
 from c4rl.core.optimizers import CosineSchedule, FlatAdam
 from c4rl.core.policies import DeterministicPolicy, EvaluatedPolicy
 from c4rl.training.preparation import free_threads
@@ -56,6 +57,8 @@ def distil(
         weights=tuple(weight[0].detach().numpy() for weight in learnt.weights),
         biases=tuple(bias[0].detach().numpy() for bias in learnt.biases),
         squash="tanh",
+        gains=(),
+        shifts=(),
     )
     return Distilled(policy, float(gap.square().mean().sqrt()) / 2)
 
@@ -63,10 +66,15 @@ def distil(
 def _acting(ensemble: NumpyPolicy) -> Callable[[Tensor], Tensor]:
     """Normalised observations [B, s] -> its mean action in [-1, 1]."""
     layers = list(zip(map(torch.tensor, ensemble.weights), map(torch.tensor, ensemble.biases), strict=True))
+    norms = list(zip(map(torch.tensor, ensemble.gains), map(torch.tensor, ensemble.shifts), strict=True))
 
     def act(x: Tensor) -> Tensor:
-        for weight, bias in layers[:-1]:
-            x = (x @ weight + bias).relu()
+        for i, (weight, bias) in enumerate(layers[:-1]):
+            x = x @ weight + bias
+            if norms:
+                gain, shift = norms[i]
+                x = F.layer_norm(x, x.shape[-1:], eps=LAYER_NORM_EPSILON) * gain + shift
+            x = x.relu()
         x = x @ layers[-1][0] + layers[-1][1]
         x = torch.tanh(x) if ensemble.squash == "tanh" else x.clamp(-1, 1)
         return x.mean(0) if x.dim() == 3 else x

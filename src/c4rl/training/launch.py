@@ -260,13 +260,15 @@ class Launch:
         """The evaluated policy of every run, with normaliser and bounds: those of one dataset, or of the job's
         prepared data in order."""
         scalings = [scaling if isinstance(scaling, Scaling) else scaling[run.data] for run in self.runs]
-        weights, biases = (
+        weights, biases, gains, shifts = (
             [t.detach().float().cpu().numpy() for t in tensors] for tensors in self.algorithm.evaluated_policy()
         )
         return {
             key: NumpyPolicy(
                 weights=tuple(w[run].copy() for w in weights),
                 biases=tuple(b[run].copy() for b in biases),
+                gains=tuple(gain[run].copy() for gain in gains),
+                shifts=tuple(shift[run].copy() for shift in shifts),
                 observation_mean=own.observation_mean,
                 observation_std=own.observation_std,
                 action_low=own.action_low,

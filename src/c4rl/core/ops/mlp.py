@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from c4rl.core import ops
+from c4rl.core.numpy_policy import LAYER_NORM_EPSILON
 
 # weights [R, M, in, out] and biases [R, M, out]; with LayerNorm, gains and shifts [R, M, width] of hidden layers
 Layers = tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]
-LAYER_NORM_EPSILON = 1e-5
 
 
 def stacked_mlp(

@@ -39,6 +39,16 @@ def _ingredients() -> Iterator[Method]:
         yield Method(label, "cql", plugins, "authors-fixed", options=options, factors=factors)
 
 
+def _where() -> Iterator[Method]:
+    """α by rows, without and with C4 at its defaults."""
+    for base in by_rows(replace(TD3BC, label="TD3+BC"), (1, 3, 10)):
+        plain = series_of(base, "alpha", (0.5, 2.5, 10.0), "α")
+        yield from (replace(method, paper=None) for method in plain)
+        with_c4 = series_of(replace(base, label=f"{base.label}, C4", plugins=("c4",)), "alpha", (0.5, 2.5, 10.0), "α")
+        for method, without in zip(with_c4, plain, strict=True):
+            yield replace(method, paper=None, against=without.label)
+
+
 SMALL = {"hidden_layers": 2, "hidden_width": 64, "actor_lr": 1e-3, "critic_lr": 1e-3}
 
 
@@ -178,5 +188,15 @@ TABLES = (
         updates=30_000,
         evaluations=6,
         note="Clusters alone: λ 0.",
+    ),
+    ResultTable(
+        "c4-where",
+        "TD3+BC without and with C4 at its defaults, by rows and by α, the weight of Q",
+        tuple(_where()),
+        THREE,
+        seeds=5,
+        updates=15_000,
+        evaluations=3,
+        note="10k: all rows of the set; fewer are whole trajectories.",
     ),
 )

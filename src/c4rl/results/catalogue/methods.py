@@ -48,11 +48,12 @@ def with_plugins(base: Method) -> tuple[Method, ...]:
     )
 
 
-def by_rows(base: Method) -> tuple[Method, ...]:
+def by_rows(base: Method, thousands: tuple[int, ...] = (1, 3, 5, 10)) -> tuple[Method, ...]:
     """On parts of the data; the largest is all of it, about 10,000 rows."""
     return tuple(
         replace(base, label=f"{base.label}, {rows}k rows", job=base.job | job, series=base.label, x=rows, paper=None)
-        for rows, job in ((1, {"size": 1000}), (3, {"size": 3000}), (5, {"size": 5000}), (10, {}))
+        for rows in thousands
+        for job in ({"size": 1000 * rows} if rows < 10 else {},)
     )
 
 

@@ -5,11 +5,11 @@ from typing import Any
 
 from c4rl.jobs.presets.best import RECIPES
 from c4rl.jobs.presets.c4 import values_of
-from c4rl.results.catalogue.methods import BC, TD3BC
-from c4rl.results.catalogue.sets import EIGHT
+from c4rl.results.catalogue.methods import BC, TD3BC, series_of
+from c4rl.results.catalogue.sets import EIGHT, MAZES
 from c4rl.results.tables import Method, ResultTable
 
-BEST = RECIPES["alike"]
+BEST, APART = RECIPES["alike"], RECIPES["apart"]
 
 # the recipe of --preset best, and what it was chosen from
 RECIPE = Method(
@@ -28,7 +28,6 @@ CLONING = replace(
     options=T_ALONE | {"actor_lr": 3e-4, "actor_schedule": "constant"},
     job={"updates": 20_000},
 )
-UNWEIGHTED = {name: value for name, value in CLONING.options.items() if not name.startswith("return_")}
 VALUES = Method(
     "TD3+BC, α 0.25, weighted and averaged as best",
     "td3_bc",
@@ -45,6 +44,10 @@ VALUES = Method(
     seeds=10,
 )
 C4_VALUES = VALUES.options | {"actor_rows": "cluster"}
+# the recipe for trajectories that start apart
+MAZE = Method("step size 3e-4", "td3_bc", ("layer_norm",), "none", options=values_of(APART.options))
+FASTER = replace(MAZE, label="step size 1e-3", options=MAZE.options | {"actor_lr": 1e-3, "critic_lr": 1e-3})
+LONGER = replace(MAZE, label="step size 3e-4, 40,000 updates", job={"updates": 40_000})
 
 
 def together(base: Method) -> Method:
@@ -61,7 +64,53 @@ def but(base: Method, label: str, seeds: int = 5, first: int = 0, **values: Any)
     return replace(base, label=f"{base.label}, {label}", seeds=seeds, first=first, **values)
 
 
+def part(label: str, **options: Any) -> Method:
+    """best with one part other than it is."""
+    return but(RECIPE, label, 10, options=RECIPE.options | options, against=RECIPE.label)
+
+
+def unweighted(base: Method) -> dict[str, Any]:
+    return {name: value for name, value in base.options.items() if not name.startswith("return_")}
+
+
 TABLES = (
+    ResultTable(
+        "best-parts",
+        "--preset best with each of its parts left out, or one added, alone",
+        (
+            RECIPE,
+            replace(part("without weighting by returns"), plugins=("none",), options=unweighted(RECIPE)),
+            part("without the flat top", return_top=0.0),
+            part("without the floor of effective rows", return_rows=0.0),
+            part("without flat top and floor", return_top=0.0, return_rows=0.0),
+            part("constant step size", actor_schedule="constant"),
+            part("without weight decay", actor_decay=0.0),
+            part("without averaged weights", actor_average=0.0),
+            part("without decay and averaging", actor_decay=0.0, actor_average=0.0),
+            replace(part("raw observations"), job=RECIPE.job | {"normalize_observations": False}),
+            part("with LayerNorm in the policy", actor_layer_norm=True),
+            part("with dropout 0.1", actor_dropout=0.1),
+        ),
+        EIGHT,
+        updates=10_000,
+        evaluations=1,
+        note="Constant step size: 1e-3. The parts were chosen on these sets with other seeds.",
+    ),
+    ResultTable(
+        "mazes",
+        "The setting of --preset best for trajectories that start apart, by α, step size and updates",
+        tuple(
+            replace(method, paper=None)
+            for base in (MAZE, FASTER, LONGER)
+            for method in series_of(base, "alpha", (5.0, 10.0, 20.0), "α")
+        ),
+        MAZES,
+        seeds=3,
+        updates=20_000,
+        evaluations=4,
+        paper="",
+        note="10,000 rows each, recorded by this package (`c4rl data record TASK --seed 1`).",
+    ),
     ResultTable(
         "recipe",
         "--preset best and what it was chosen from, eight locomotion sets of about 10,000 rows",
@@ -73,14 +122,14 @@ TABLES = (
             *alone_and_together(but(RECIPE, "by likelihood", 10, options=RECIPE.options | {"loss": "likelihood"})),
             CLONING,
             together(CLONING),
-            but(CLONING, "without weighting by returns", 10, plugins=("none",), options=UNWEIGHTED),
+            but(CLONING, "without weighting by returns", 10, plugins=("none",), options=unweighted(CLONING)),
             but(RECIPE, "T 0.05 alone", 10, options=T_ALONE | {"return_temperature": 0.05}, job=CLONING.job),
             VALUES,
             together(VALUES),
             but(VALUES, "T 0.05", first=5, options=VALUES.options | {"return_temperature": 0.05}),
             but(VALUES, "α 1", options=VALUES.options | {"alpha": 1.0}),
             but(VALUES, "without weighting by returns", plugins=("layer_norm",)),
-            but(VALUES, "with C4 (K 5, λ 0.3)", plugins=("layer_norm", "returns", "c4"), options=C4_VALUES),
+            but(VALUES, "with C4 (K 5, λ 0.3)", 10, plugins=("layer_norm", "returns", "c4"), options=C4_VALUES),
         ),
         EIGHT,
         updates=40_000,
