@@ -38,7 +38,10 @@ TESTS: dict[str, tuple[str, ...]] = {
     "algorithms/td3.py": ("algorithms/test_td3_bc.py", TERMS),
     "algorithms/td3_bc.py": ("algorithms/test_td3_bc.py",),
     "algorithms/rebrac.py": ("algorithms/test_td3_bc.py",),
-    "algorithms/algorithm.py": (TERMS, "algorithms/test_td3_bc.py", "algorithms/test_tsrl.py"),
+    "algorithms/algorithm.py": (
+        *(TERMS, LOGGED),
+        *("algorithms/test_td3_bc.py", "algorithms/test_policy_ingredients.py", "algorithms/test_tsrl.py"),
+    ),
     "algorithms/losses.py": ("algorithms/test_losses.py", "algorithms/test_td3_bc.py", "algorithms/test_iql.py"),
     "algorithms/implicit_q.py": ("algorithms/test_iql.py", "algorithms/test_sorl.py"),
     "algorithms/iql.py": ("algorithms/test_iql.py", TERMS, LOGGED),
@@ -52,7 +55,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "algorithms/accepted_policies.py": ("algorithms/test_bppo_acceptance.py", "algorithms/test_bppo.py"),
     "plugins/c4/cross_covariance.py": ("c4/test_cross_covariance.py", "c4/test_cross_covariance_bias.py"),
     "plugins/c4/divergences.py": ("c4/test_divergences.py",),
-    "plugins/c4/divergence_term.py": ("c4/test_gate.py", "c4/test_plugin_behaviour.py"),
+    "plugins/c4/divergence_term.py": (*("c4/test_divergence_term.py", "c4/test_row_weights.py", "c4/test_gate.py"),),
     "plugins/c4/plugin.py": ("c4/test_plugin_behaviour.py", "c4/test_gate.py"),
 }
 # no losses in here; what is logged is not looked at either
@@ -76,7 +79,10 @@ SWAPPED_NETWORKS = {
 }
 OPPOSITE = {ast.Gt: ast.LtE, ast.GtE: ast.Lt, ast.Lt: ast.GtE, ast.LtE: ast.Gt}
 OWN = "Adam asks for the gradients of its own network alone"
+LAST_BUT_ONE = "of four axes, 2 and -2 are the same"
 STD = "advantage.std(1, keepdim=True) + 1e-10 -> "
+WEIGHTS = "clustering.responsibilities * clustering.tables.pool_mask.unsqueeze(2)"
+ROW_WEIGHTS = "weights * row_weights.gather(1, batch.rows - self.buffer.offsets.unsqueeze(1)).unsqueeze(2)"
 # changes that change nothing: file, function, what becomes what -> why
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("algorithms/cql.py", "CQL.update", "self.temperature.log.detach() -> self.temperature.log"): OWN,
@@ -87,6 +93,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("algorithms/t_symmetry_dynamics.py", "jacobian_vector_product", "x.detach() -> x"): "it is compared, no more",
     ("algorithms/bppo.py", "weighted_advantage", STD + "advantage.std(1, keepdim=True) - 1e-10"): "it keeps 0/0 away",
     ("algorithms/bppo.py", "weighted_advantage", STD + "advantage.std(1, keepdim=True) + 2 * 1e-10"): "the same",
+    ("plugins/c4/divergences.py", "divergence_term", "-2 -> 2"): LAST_BUT_ONE,
+    **{
+        ("plugins/c4/divergence_term.py", "DivergenceTerm.refresh", f"{weights} -> 2 * ({weights})"): "a fit normalises"
+        for weights in (WEIGHTS, ROW_WEIGHTS)
+    },
     ("algorithms/accepted_policies.py", "AcceptedPolicies.after_update", "self.old_actor -> self.actor"): "just copied",
 }
 

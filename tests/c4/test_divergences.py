@@ -129,6 +129,16 @@ def test_jensen_shannon_estimates_its_integral() -> None:
     assert (term.mean() - expected).abs() < 5 * term.std() / math.sqrt(200_000)
 
 
+def test_jensen_shannon_of_several_actions_is_the_mean_over_them() -> None:
+    policy, behaviour = squashed_problem(3)
+    assert policy.log_prob is not None
+    single = [
+        PolicySamples(policy.actions[:, :, [n]], policy.log_prob[:, :, [n]], policy.log_prob_data) for n in range(3)
+    ]
+    means = torch.stack([divergence_term("jsd", one, behaviour) for one in single]).mean(0)
+    torch.testing.assert_close(divergence_term("jsd", policy, behaviour), means)
+
+
 def test_data_form_is_the_negative_log_likelihood() -> None:
     policy, behaviour = squashed_problem(2)
     assert policy.log_prob_data is not None

@@ -22,7 +22,7 @@ from tests.helpers import CPU, advance, small_config, small_dataset
 UPDATES = 200
 
 
-def lane_of(data: Dataset, algorithm: str, updates: int = UPDATES, **form: Any) -> Launch:
+def launch_of(data: Dataset, algorithm: str, updates: int = UPDATES, **form: Any) -> Launch:
     settings: dict[str, Any] = {
         "K": 5,
         "period": 100,
@@ -67,13 +67,13 @@ def hopper(shared: Callable[[str], Path]) -> Dataset:
 @pytest.mark.parametrize("mode", ["proxy", "exact"])
 @pytest.mark.parametrize("quantile", [0.05, 0.3])
 def test_it_is_open_on_the_chosen_share_of_the_data(hopper: Dataset, mode: str, quantile: float) -> None:
-    launch = lane_of(hopper, "td3_bc", mode=mode, divergence_gate=quantile)
+    launch = launch_of(hopper, "td3_bc", mode=mode, divergence_gate=quantile)
     assert open_share(launch, data_pairs(launch)) == pytest.approx(quantile, abs=0.005)
 
 
 @pytest.mark.parametrize("mode", ["proxy", "exact"])
 def test_rows_that_the_mixture_has_not_seen_pass_like_the_others(hopper: Dataset, mode: str) -> None:
-    launch = lane_of(hopper, "td3_bc", mode=mode, pool=5000)
+    launch = launch_of(hopper, "td3_bc", mode=mode, pool=5000)
     clustering = gate_of(launch).clustering
     unseen = torch.ones(len(hopper), dtype=torch.bool)
     unseen[clustering.tables.pool_rows(clustering.last_index)[0]] = False
@@ -83,12 +83,12 @@ def test_rows_that_the_mixture_has_not_seen_pass_like_the_others(hopper: Dataset
 
 @pytest.mark.parametrize("algorithm", ["td3_bc", "cql"])
 def test_in_proxy_mode_it_opens_for_actions_far_from_the_data(hopper: Dataset, algorithm: str) -> None:
-    launch = lane_of(hopper, algorithm, mode="proxy")
+    launch = launch_of(hopper, algorithm, mode="proxy")
     assert open_share(launch, with_far_actions(launch, 10)) > 0.9
 
 
 def test_in_proxy_mode_also_on_made_up_data() -> None:
-    launch = lane_of(small_dataset(1000), "td3_bc", mode="proxy")
+    launch = launch_of(small_dataset(1000), "td3_bc", mode="proxy")
     assert open_share(launch, data_pairs(launch)) == pytest.approx(0.1, abs=0.005)
     assert open_share(launch, with_far_actions(launch, 10)) > 0.9
 
@@ -101,7 +101,7 @@ def test_in_exact_mode_distance_alone_does_not_open_it(hopper: Dataset) -> None:
     modes: tuple[Mode, ...] = ("proxy", "exact")
     found = {}
     for mode in modes:
-        launch = lane_of(hopper, "td3_bc", mode=mode)
+        launch = launch_of(hopper, "td3_bc", mode=mode)
         assert launch.algorithm.critics is not None
         far = [with_far_actions(launch, factor) for factor in (1e5, 1e6)]
         near, further = (feature_gradients(mode, launch.algorithm.critics[0], pairs) for pairs in far)
@@ -122,7 +122,7 @@ def actor_step(launch: Launch) -> ActorStep:
 
 
 def test_the_term_counts_the_states_where_the_gate_is_open_and_no_others() -> None:
-    gated = lane_of(small_dataset(1000), "td3_bc", mode="proxy", divergence_gate=0.3)
+    gated = launch_of(small_dataset(1000), "td3_bc", mode="proxy", divergence_gate=0.3)
     term, step = gate_of(gated), actor_step(gated)
     gate = term.gate(step)
     assert 0 < gate.sum() < gate.numel() and not gate.requires_grad
@@ -134,7 +134,7 @@ def test_the_term_counts_the_states_where_the_gate_is_open_and_no_others() -> No
 
 
 def test_it_does_not_go_stale_between_refreshes(hopper: Dataset) -> None:
-    launch = lane_of(hopper, "td3_bc", updates=299, mode="proxy")  # 99 updates after a refresh
+    launch = launch_of(hopper, "td3_bc", updates=299, mode="proxy")  # 99 updates after a refresh
     generator = torch.Generator().manual_seed(0)
     rows = torch.randint(len(hopper), (1, 64, 64), generator=generator)  # 64 batches of 64 rows
     shares = []

@@ -46,7 +46,7 @@ def short_episodes(rows: int = 200, length: int = 10) -> Dataset:
     )
 
 
-def lane_of(
+def launch_of(
     algorithm: str, form: C4Config | None, seeds: tuple[int, ...] = (0,), data: Dataset | None = None, **values: Any
 ) -> Launch:
     plugins = ("c4",) if form is not None else ()
@@ -76,7 +76,7 @@ def critic_loss_of(launch: Launch, step: int = 1) -> Tensor:
 
 @each_algorithm
 def test_a_hard_batch_comes_from_a_single_cluster_of_the_last_refresh(algorithm: str) -> None:
-    launch = lane_of(algorithm, C4Config(K=3, period=5, sampler="hard"), seeds=(0, 1))
+    launch = launch_of(algorithm, C4Config(K=3, period=5, sampler="hard"), seeds=(0, 1))
     clustering = plugin_of(launch).clustering
     batches: list[Batch] = []
     update = launch.algorithm.update
@@ -103,7 +103,7 @@ def test_a_hard_batch_comes_from_a_single_cluster_of_the_last_refresh(algorithm:
 
 def test_one_cluster_draws_all_rows_alike_also_those_without_a_next_action() -> None:
     data, updates = short_episodes(100), 3000
-    launch = lane_of("td3_bc", C4Config(K=1), data=data)
+    launch = launch_of("td3_bc", C4Config(K=1), data=data)
     counts = torch.zeros(100)
     for step in range(1, updates + 1):
         launch.step.fill_(step)
@@ -142,7 +142,7 @@ def penalty_by_hand(mode: str, critic: Critic, target: Critic, batch: Batch, bet
 @each_mode
 def test_each_head_gets_lambda_times_its_own_penalty_and_nothing_else(algorithm: str, mode: Any) -> None:
     form = C4Config(K=2, sampler="uniform", mode=mode, lambda_=0.7, beta=0.5)
-    plain, with_penalty = lane_of(algorithm, None), lane_of(algorithm, form)
+    plain, with_penalty = launch_of(algorithm, None), launch_of(algorithm, form)
     # targets that differ from the critics, so that g' from the wrong network shows
     for launch in (plain, with_penalty):
         with torch.no_grad():
@@ -169,7 +169,7 @@ def test_each_head_gets_lambda_times_its_own_penalty_and_nothing_else(algorithm:
 @each_algorithm
 @each_mode
 def test_no_gradient_reaches_the_target_critic(algorithm: str, mode: Any) -> None:
-    launch = lane_of(algorithm, C4Config(K=2, mode=mode))
+    launch = launch_of(algorithm, C4Config(K=2, mode=mode))
     assert launch.algorithm.critics is not None
     target = list(launch.algorithm.critics[1].requires_grad_().parameters())
     gradients = torch.autograd.grad(critic_loss_of(launch), target, allow_unused=True)
@@ -179,8 +179,8 @@ def test_no_gradient_reaches_the_target_critic(algorithm: str, mode: Any) -> Non
 @each_algorithm
 def test_without_weight_and_with_uniform_rows_the_plugin_changes_nothing(algorithm: str) -> None:
     """Random numbers are a function of (seed, stream, update): what C4 draws for itself disturbs nobody."""
-    plain = trained_state(advance(lane_of(algorithm, None), 12))
-    attached = trained_state(advance(lane_of(algorithm, C4Config(K=3, period=4, lambda_=0.0, sampler="uniform")), 12))
+    plain = trained_state(advance(launch_of(algorithm, None), 12))
+    attached = trained_state(advance(launch_of(algorithm, C4Config(K=3, period=4, lambda_=0.0, sampler="uniform")), 12))
     assert plain.keys() == attached.keys()
     for name, tensor in plain.items():
         assert torch.equal(attached[name], tensor), name
@@ -195,7 +195,7 @@ def test_an_automatic_lambda_holds_the_penalty_at_its_fraction_of_the_td_loss(al
     fields = ALGORITHMS[algorithm].config_type.__dataclass_fields__
     for rate, factor in ((1e-7, 1.1), (3e-4, 3.0)):
         rates = {name: rate for name in ("critic_lr", "value_lr") if name in fields}
-        launch = advance(lane_of(algorithm, form, **rates), 50)
+        launch = advance(launch_of(algorithm, form, **rates), 50)
         launch.read_metrics()
         found = advance(launch, 100, start=50).read_metrics()[0]
         assert 1 / factor < found["c4_penalty"] / found["critic_loss"] / fraction < factor
@@ -210,7 +210,7 @@ def test_rows_without_a_next_action_take_no_part(algorithm: str, mode: Any) -> N
     garbage = replace(data, next_actions=np.where(invalid, np.float32(0.9), data.next_actions))
     for masked in (True, False):
         form = C4Config(K=2, period=3, mode=mode, mask_invalid=masked)
-        states = [trained_state(advance(lane_of(algorithm, form, data=d), 8)) for d in (data, garbage)]
+        states = [trained_state(advance(launch_of(algorithm, form, data=d), 8)) for d in (data, garbage)]
         critics = [name for name in states[0] if name.startswith("critic/")]
         same = [torch.allclose(states[0][n], states[1][n], rtol=1e-10, atol=1e-13) for n in critics]
         assert all(same) if masked else not any(same)
@@ -221,7 +221,7 @@ def test_rows_without_a_next_action_take_no_part(algorithm: str, mode: Any) -> N
 
 @each_algorithm
 def test_clusters_are_refitted_every_period_and_only_then(algorithm: str) -> None:
-    launch = lane_of(algorithm, C4Config(K=3, period=4))
+    launch = launch_of(algorithm, C4Config(K=3, period=4))
     clustering = plugin_of(launch).clustering
     assert clustering.mixture is not None  # fitted before the first update
     reported, changed = [], []
@@ -243,7 +243,7 @@ def test_the_paper_s_period_is_200_updates() -> None:
 @each_mode
 def test_a_mixture_that_cannot_be_fitted_is_reported_and_the_other_runs_go_on(algorithm: str, mode: Any) -> None:
     form = C4Config(K=3, period=4, mode=mode)
-    launch = advance(lane_of(algorithm, form, seeds=(5, 6, 7)), 3)
+    launch = advance(launch_of(algorithm, form, seeds=(5, 6, 7)), 3)
     launch.update(4)
     critic = launch.algorithm.networks["critic"]
     assert isinstance(critic, Critic)
@@ -258,7 +258,7 @@ def test_a_mixture_that_cannot_be_fitted_is_reported_and_the_other_runs_go_on(al
     # later refreshes keep the first report, and the neighbours never notice
     launch = advance(launch, 5, start=4)
     assert launch.failures()[6] == failures[6] and list(launch.failures()) == [6]
-    undisturbed = advance(lane_of(algorithm, form, seeds=(5, 7)), 9).run_states()
+    undisturbed = advance(launch_of(algorithm, form, seeds=(5, 7)), 9).run_states()
     found = launch.run_states()
     for seed in (5, 7):
         for name, tensor in undisturbed[seed].items():
@@ -266,7 +266,7 @@ def test_a_mixture_that_cannot_be_fitted_is_reported_and_the_other_runs_go_on(al
 
 
 def test_rows_that_are_not_numbers_are_named_as_the_reason() -> None:
-    launch = advance(lane_of("td3_bc", C4Config(K=2, period=2), seeds=(0, 1)), 1)
+    launch = advance(launch_of("td3_bc", C4Config(K=2, period=2), seeds=(0, 1)), 1)
     launch.update(2)
     critic = launch.algorithm.networks["critic"]
     assert isinstance(critic, Critic)

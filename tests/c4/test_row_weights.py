@@ -13,13 +13,26 @@ from c4rl.core.buffer import TransitionBuffer
 from c4rl.core.errors import InputError
 from c4rl.core.options import Options
 from c4rl.core.random import Streams
+from c4rl.data.packing import pack_datasets
 from c4rl.jobs.registry import PLUGINS
+from c4rl.jobs.runs import Run
+from c4rl.plugins.c4.behaviour_model import BehaviourModel
 from c4rl.plugins.c4.cluster_sampler import ClusterSampler
 from c4rl.plugins.c4.plugin import C4Config
 from c4rl.plugins.seams import Host, Plugin, Plugins
+from c4rl.results.speed import made_up_dataset
 from c4rl.training.launch import Launch
 from tests.c4.test_single_cluster_minibatches import chi_square, drawn
-from tests.helpers import SMALL, advance, make_launch, small_config, small_dataset, with_trajectories
+from tests.helpers import (
+    CPU,
+    SMALL,
+    advance,
+    make_launch,
+    plain_scaling,
+    small_config,
+    small_dataset,
+    with_trajectories,
+)
 
 ROWS = 60
 
@@ -126,6 +139,20 @@ def test_weights_compose_with_clusters_that_are_fitted_without_them() -> None:
     w = torch.arange(1, ROWS + 1).double()
     expected = (w.unsqueeze(1) * clusterings[0].responsibilities[0]).sum(0)
     torch.testing.assert_close(clusterings[1].tables.weights[0], expected / expected.sum())
+
+
+def test_the_behaviour_of_clusters_is_fitted_by_weight_times_responsibility() -> None:
+    """For a run whose rows lie behind those of another dataset."""
+    before, own = small_dataset(40), made_up_dataset(ROWS, 5, 2, seed=1)
+    buffer = pack_datasets([(data, plain_scaling(data)) for data in (before, own)], CPU, torch.float64)
+    options = (C4Config(K=2, divergence="kl", divergence_weight=1.0), WeigherConfig())
+    config = small_config("cql", ("c4", "weigher"), plugin_options=options)
+    plugin: Any = Launch(config, [Run("own", 0, dataset=1, data=1)], buffer, CPU, torch.float64).plugins.all[0]
+    weights = plugin.clustering.responsibilities * torch.arange(1, ROWS + 1).double().view(1, -1, 1)
+    expected = BehaviourModel(1, 2, 5, 2, dtype=torch.float64)
+    expected.fit(torch.tensor(own.observations)[None].double(), torch.tensor(own.actions)[None].double(), weights)
+    for name in ("weight", "bias", "log_std", "log_p"):
+        torch.testing.assert_close(getattr(plugin.divergence.behaviour, name), getattr(expected, name), msg=name)
 
 
 @pytest.mark.parametrize("plugins", [{"c4": C4Config(K=3, period=3)}, {"c4": C4Config(K=2, period=3, sampler="hard")}])

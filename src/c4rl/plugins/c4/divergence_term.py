@@ -95,7 +95,7 @@ class DivergenceTerm:
     def gate(self, step: ActorStep) -> Tensor:
         """Where the policy leaves the data, [R, B]."""
         assert step.critic is not None
-        pairs = torch.cat([step.batch.observations, step.actions.detach()], dim=2)
+        pairs = torch.cat([step.batch.observations, step.actions], dim=2)
         return self.open_at(step.critic, pairs, step.batch.state_actions)
 
     @torch.no_grad()
