@@ -1,15 +1,18 @@
-"""What any policy may be trained with: an average of its weights, their decay, a falling step size, dropout."""
+"""What any policy may be trained with: averaged weights, their decay, a falling step size, dropout, LayerNorm."""
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from c4rl.core.errors import InputError
+from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.core.optimizers import FlatAdam
 from c4rl.jobs.registry import ALGORITHMS
-from tests.helpers import advance, make_launch, small_config
+from tests.helpers import advance, make_launch, plain_scaling, small_config, small_dataset
 
 WITH_AVERAGE = [name for name in ALGORITHMS if name != "bppo"]
 
@@ -108,13 +111,45 @@ def test_dropout_thins_the_policy_in_its_own_loss_alone(algorithm) -> None:
     assert len(seen) in (1, 2)
 
 
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name not in ("bppo", "sorl")])
+def test_layer_norm_is_trained_with_the_policy_and_goes_wherever_it_goes(algorithm) -> None:
+    """Not before the head, and not in other networks; averages, arrays and ensembles have it too."""
+    launch = make_launch(small_config(algorithm, actor_layer_norm=True, actor_average=0.5, actor_lr=1e-2))
+    own = launch.algorithm
+    advance(launch, sum(stage.updates for stage in own.stages[:-1]) + 6)
+    mlp = own.networks["average_actor"].mlp
+    assert all(not torch.equal(gain, torch.ones_like(gain)) for gain in mlp.gains)
+    plain = make_launch(small_config(algorithm, actor_average=0.5))
+    added = launch.live_state().keys() - plain.live_state().keys()
+    assert added and all("actor" in name and ("gains" in name or "shifts" in name) for name in added)
+    x = observations = torch.randn(1, 50, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for w, b, gain, shift in zip(mlp.weights[:-1], mlp.biases[:-1], mlp.gains, mlp.shifts, strict=True):
+        x = F.layer_norm(x @ w[0] + b[0], w.shape[-1:], gain[0, 0], shift[0, 0]).relu()
+    expected = torch.tanh(x @ mlp.weights[-1][0] + mlp.biases[-1][0])[..., :2]
+    torch.testing.assert_close(own.act(observations), expected)
+
+    scaling = plain_scaling(small_dataset())
+    (policy,) = launch.policies(scaling).values()
+    low, high = scaling.action_low, scaling.action_high
+    actions = low + (expected[0].detach().numpy() + 1) / 2 * (high - low)
+    for one in (policy, NumpyPolicy.from_arrays(policy.arrays()), *NumpyPolicy.ensemble([policy, policy]).members()):
+        assert one.misfit() is None
+        np.testing.assert_allclose(one.act(observations[0].numpy()), actions, atol=2e-6)
+    np.testing.assert_allclose(NumpyPolicy.ensemble([policy] * 2).act(observations[0].numpy()), actions, atol=2e-6)
+    arrays = policy.arrays()
+    del arrays["shift0"]
+    assert "gains and" in (NumpyPolicy.from_arrays(arrays).misfit() or "")
+
+
 def test_what_an_algorithm_cannot_follow_is_refused() -> None:
     for algorithm, option, value in (
         ("bppo", "actor_average", 0.1),
         ("bppo", "actor_decay", 0.1),
         ("bppo", "actor_schedule", "cosine"),
         ("bppo", "actor_dropout", 0.1),
+        ("bppo", "actor_layer_norm", True),
         ("sorl", "actor_dropout", 0.1),
+        ("sorl", "actor_layer_norm", True),
         ("tsrl", "actor_dropout", 0.1),
         ("tsrl", "critic_cloning", 0.1),
     ):

@@ -1,6 +1,7 @@
 """Recording with policies from files: whole episodes, equal bytes, and killed recordings that go on."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -130,6 +131,10 @@ def test_an_exported_policy_acts_as_it_was_exported(tmp_path: Path) -> None:
     (policy,) = read_policies(tmp_path / "policy.npz", HOPPER)
     observation = rng.normal(size=11)
     np.testing.assert_array_equal(policy.act(observation, rng), exported.act(observation))
+    normed = replace(exported, gains=(np.ones(8, np.float32),), shifts=(np.zeros(8, np.float32),))
+    np.savez(tmp_path / "normed.npz", **normed.arrays())
+    with pytest.raises(InputError, match=r"normed\.npz: found a policy with LayerNorm, expected one trained without"):
+        read_policies(tmp_path / "normed.npz", HOPPER)
 
 
 @pytest.mark.parametrize(

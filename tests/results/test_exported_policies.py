@@ -25,7 +25,7 @@ def session(model: bytes | Path) -> Any:
     return runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
 
-def some_policy(seed: int, squash: str = "tanh") -> NumpyPolicy:
+def some_policy(seed: int, squash: str = "tanh", layer_norm: bool = False) -> NumpyPolicy:
     """Wide enough a head that actions reach their bounds, which differ."""
     random = np.random.default_rng(seed)
     sizes = [(5, 32), (32, 32), (32, 3)]
@@ -37,13 +37,15 @@ def some_policy(seed: int, squash: str = "tanh") -> NumpyPolicy:
         action_low=np.array([-1, 0, -3], np.float32),
         action_high=np.array([1, 40, -1], np.float32),
         squash=squash,
+        gains=tuple(random.uniform(0.2, 1, 32).astype(np.float32) for _ in range(2 * layer_norm)),
+        shifts=tuple(random.normal(0, 0.3, 32).astype(np.float32) for _ in range(2 * layer_norm)),
     )
 
 
-@pytest.mark.parametrize("squash", ["tanh", "clip"])
+@pytest.mark.parametrize(("squash", "layer_norm"), [("tanh", False), ("clip", False), ("tanh", True)])
 @pytest.mark.parametrize("members", [1, 3])
-def test_onnx_actions_equal_numpys_at_any_batch(squash: str, members: int) -> None:
-    policies = [some_policy(seed, squash) for seed in range(members)]
+def test_onnx_actions_equal_numpys_at_any_batch(squash: str, layer_norm: bool, members: int) -> None:
+    policies = [some_policy(seed, squash, layer_norm) for seed in range(members)]
     policy = NumpyPolicy.ensemble(policies) if members > 1 else policies[0]
     model = session(onnx_bytes(policy, {"task": "none"}))
     span, spread = policy.action_high - policy.action_low, []
@@ -65,7 +67,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = save_npz(folder / "logs.npz")
     flags = ["--updates", "40", "--eval-every", "20", "--actor-lr", "1e-3", "--seeds", "3", "5"]
     command = ["train", "--algorithm", "td3_bc", "--task", "none", "--dataset", data, "--output", folder / "job"]
-    assert run(*command, *flags, *SMALL) == 0
+    assert run(*command, *flags, "--actor-layer-norm", *SMALL) == 0
     return folder / "job"
 
 

@@ -27,6 +27,8 @@ def read_policies(path: Path, task: Task) -> list[BehaviourPolicy]:
     """The policies of a file: one, or all snapshots of a training in their order."""
     try:
         arrays = _arrays(path)
+        if "gain0" in arrays:
+            raise InputError(f"{path}: found a policy with LayerNorm, expected one trained without --actor-layer-norm")
         policies = _exported(arrays) if "layers" in arrays else gaussian_policies(arrays)
     except InputError:
         raise
@@ -70,8 +72,6 @@ def _arrays(path: Path) -> dict[str, Array]:
 
 
 def _exported(arrays: dict[str, Array]) -> list[BehaviourPolicy]:
-    if "gain0" in arrays:
-        raise InputError("--policy: found a policy with LayerNorm, expected one trained without --actor-layer-norm")
     *hidden, mean = [(arrays[f"w{i}"], arrays[f"b{i}"]) for i in range(int(arrays["layers"]))]
     return [
         BehaviourPolicy(

@@ -46,7 +46,8 @@ VALUES = Method(
 C4_VALUES = VALUES.options | {"actor_rows": "cluster"}
 # the recipe for trajectories that start apart
 MAZE = Method("step size 3e-4", "td3_bc", ("layer_norm",), "none", options=values_of(APART.options))
-FASTER = replace(MAZE, label="step size 1e-3", options=MAZE.options | {"actor_lr": 1e-3, "critic_lr": 1e-3})
+SMALLER, RATES = {"hidden_width": 128}, ("actor_lr", "critic_lr")
+FASTER = replace(MAZE, label="step size 1e-3", options=MAZE.options | dict.fromkeys(RATES, 1e-3))
 LONGER = replace(MAZE, label="step size 3e-4, 40,000 updates", job={"updates": 40_000})
 
 
@@ -110,6 +111,26 @@ TABLES = (
         evaluations=4,
         paper="",
         note="10,000 rows each, recorded by this package (`c4rl data record TASK --seed 1`).",
+    ),
+    ResultTable(
+        "demo-settings",
+        "The setting of --preset best for mazes with networks of 2 x 128 units, by step size and τ",
+        tuple(
+            replace(method, paper=None)
+            for step in (3e-4, 1e-3, 3e-3)
+            for method in series_of(
+                replace(MAZE, label=f"step size {step:g}", options=MAZE.options | SMALLER | dict.fromkeys(RATES, step)),
+                "tau",
+                (0.005, 0.01),
+                "τ",
+            )
+        ),
+        MAZES,
+        seeds=3,
+        updates=15_000,
+        evaluations=1,
+        paper="",
+        note="The mazes of `c4rl table mazes`; the demonstration's own is none of them.",
     ),
     ResultTable(
         "recipe",
