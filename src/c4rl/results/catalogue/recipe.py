@@ -21,6 +21,7 @@ RECIPE = Method(
     job={"updates": 10_000},
     seeds=25,
 )
+CONSTANT = {"actor_schedule": "constant"}
 T_ALONE = RECIPE.options | {"return_temperature": 0.1, "return_top": 0.0, "return_rows": 0.0}
 CLONING = replace(
     RECIPE,
@@ -141,6 +142,17 @@ TABLES = (
             *alone_and_together(but(RECIPE, "T 0.1 alone", 25, options=T_ALONE)),
             *alone_and_together(but(RECIPE, "batches of 1,024", 10, options=RECIPE.options | {"batch_size": 1024})),
             *alone_and_together(but(RECIPE, "by likelihood", 10, options=RECIPE.options | {"loss": "likelihood"})),
+            *alone_and_together(
+                but(RECIPE, "constant step size, new seeds", 25, 25, options=RECIPE.options | CONSTANT)
+            ),
+            *alone_and_together(
+                but(RECIPE, "constant step size 3e-3", 10, options=RECIPE.options | CONSTANT | {"actor_lr": 3e-3})
+            ),
+            *alone_and_together(
+                but(
+                    RECIPE, "constant step size, 20,000 updates", 10, options=RECIPE.options | CONSTANT, job=CLONING.job
+                )
+            ),
             CLONING,
             together(CLONING),
             but(CLONING, "without weighting by returns", 10, plugins=("none",), options=unweighted(CLONING)),
