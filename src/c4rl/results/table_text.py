@@ -167,11 +167,16 @@ def number(table: ResultTable, value: float) -> str:
     return f"{value:.1f}" if "trace" not in table.quantity else f"{value:.3g}"
 
 
-def short(task: str) -> str:
-    """halfcheetah-medium-replay-v2 -> hc-mr."""
-    robot, _, quality = task.removesuffix("-v2").partition("-")
-    robot = {"halfcheetah": "hc", "hopper": "hop", "walker2d": "w2d", "ant": "ant"}.get(robot, robot)
-    return f"{robot}-{''.join(word[0] for word in quality.split('-'))}"
+ROBOTS = {"halfcheetah": "hc", "hopper": "hop", "walker2d": "w2d", "ant": "ant"}
+
+
+def short(name: str) -> str:
+    """halfcheetah-medium-replay-v2 -> hc-mr; c4rl/ stays: such rows are not D4RL's; other domains keep their words."""
+    stem = name.rpartition("-v")[0]
+    robot, _, quality = stem.removeprefix("c4rl/").partition("-")
+    if robot not in ROBOTS:
+        return stem
+    return f"{'c4rl/' * name.startswith('c4rl/')}{ROBOTS[robot]}-{''.join(word[0] for word in quality.split('-'))}"
 
 
 def markdown(rows: Rows) -> str:
