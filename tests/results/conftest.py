@@ -37,7 +37,7 @@ def small_table(**values: Any) -> ResultTable:
 
 def fill_gaps(table: ResultTable, store: Store, data: Path, output: Path) -> int:
     jobs = missing_jobs(table, store, data, output, device="cpu", threads=1)
-    check_data(jobs)
+    check_data(jobs, data)
     return run_jobs(jobs, store, minutes=10)
 
 

@@ -122,10 +122,10 @@ def test_other_data_are_refused(trained: Trained, tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes() + b" ")
     jobs = missing_jobs(small_table(), Store(tmp_path / "store"), tmp_path, tmp_path / "jobs")
     with pytest.raises(InputError, match=f"{path.name}: its sha256 is"):
-        check_data(jobs)
+        check_data(jobs, tmp_path)
     path.unlink()
     with pytest.raises(InputError, match=f"found no '{path.name}'"):
-        check_data(jobs)
+        check_data(jobs, tmp_path)
 
 
 def test_an_option_that_came_later_does_not_orphan_a_run(trained: Trained) -> None:

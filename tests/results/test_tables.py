@@ -11,6 +11,9 @@ from c4rl.cli.bench import page_command
 from c4rl.cli.main import main
 from c4rl.core.curves import late_mean
 from c4rl.core.errors import InputError
+from c4rl.data.loading import load_dataset
+from c4rl.data.recording import record
+from c4rl.jobs.presets.best import BEST, RECIPES, best_for
 from c4rl.results import tables
 from c4rl.results.catalogue import TABLES
 from c4rl.results.pages import fill_page, table_text
@@ -127,19 +130,46 @@ def test_every_declared_table_is_whole(name: str) -> None:
     labels = [method.label for method in table.methods]
     assert len(set(labels)) == len(labels) and set(table.headline) <= set(labels)
     task = table.measured[0]
-    runs = [identities(table.config(method, task), [0])[0] for method in table.methods]
+    own = [method for method in table.methods if method.preset != BEST]  # best is one of its two recipes
+    runs = [identities(table.config(method, task), task, [0])[0] for method in own]
     assert len(set(runs)) == len(runs)
     if table.paper not in ("", "locomotion-10k"):
-        assert all(any(table.printed(method, task) for task in table.tasks) for method in table.methods)
+        named = [method for method in own if method.paper not in (None, "BC")]  # it has BC on a few sets alone
+        assert named and all(any(table.printed(method, task) for task in table.tasks) for method in named)
     assert table.updates % table.evaluations == 0
+
+
+def test_recorded_sets_are_not_taken_for_d4rls() -> None:
+    """The same task, other rows: other files, other runs, and c4rl/ in the table."""
+    table, method = TABLES["antmaze"], TABLES["antmaze"].methods[1]
+    published, recorded = "antmaze-umaze-v0", "c4rl/antmaze-umaze-v2"
+    configs = {name: table.config(method, name, Path("data")) for name in (published, recorded)}
+    assert {config.task for config in configs.values()} == {("antmaze-umaze-v2",)}
+    assert [str(config.dataset[0]) for config in configs.values()] == [f"data/{name}.npz" for name in configs]
+    assert len({identities(config, name, [0])[0] for name, config in configs.items()}) == 2
+    assert [row[0] for row in rows_of(table, {})][1:3] == ["antmaze-umaze", "c4rl/antmaze-umaze"]
+    assert "other data" in caption(table, {}, "late")
+    assert table.printed(method, recorded) == [20.9]
+
+
+def test_best_follows_the_rows_of_each_set(tmp_path: Path) -> None:
+    """What datasets.json says that the preset's rule chooses; the sets themselves are recorded anew in miniature."""
+    best = next(method for method in TABLES["maze2d"].methods if method.label == "best")
+    for name, recipe in (("c4rl/maze2d-umaze-v1", "apart"), ("c4rl/ant-medium-v2", "alike")):
+        config = TABLES["maze2d"].config(best, name)
+        assert config.algorithm == RECIPES[recipe].algorithm and config.plugins == tuple(RECIPES[recipe].plugins)
+        assert config.updates == RECIPES[recipe].training["updates"].value
+    record("maze2d-umaze-v1", 1000, 0, tmp_path / "maze.npz")
+    chosen = best_for(load_dataset(tmp_path / "maze.npz"))
+    assert chosen is RECIPES[tables.datasets()["c4rl/maze2d-umaze-v1"]["best"]]
 
 
 def test_tables_share_their_runs() -> None:
     """The same setting in several tables is one run."""
 
     def runs(name: str) -> dict[str, str]:
-        table = TABLES[name]
-        return {m.label: identities(table.config(m, "hopper-medium-expert-v2"), [0])[0] for m in table.methods}
+        table, data = TABLES[name], "hopper-medium-expert-v2"
+        return {m.label: identities(table.config(m, data), data, [0])[0] for m in table.methods}
 
     clusters, weights, often = runs("clusters"), runs("lambda"), runs("frequency")
     same = {clusters["CQL + C4, paper, K 5"], weights["CQL + C4, paper, λ 0.1"], often["CQL + C4, paper, every 200"]}
@@ -161,7 +191,7 @@ def test_wrong_words_are_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch, 
     for command, sentence in (
         ("table nothing", "table: found 'nothing', expected one of main, c4-plugin"),
         ("table trace --score best", "--score: found best, expected late, last or curve"),
-        ("bench table nothing --dry", "selection, overhead, runtime"),
+        ("bench table nothing --dry", ", overhead, runtime"),
         ("bench table main", "--data: not given, expected the folder of the datasets"),
         ("bench pages README.md", "README.md: found no block"),
         ("bench pages", "FILES: not given, expected Markdown pages"),

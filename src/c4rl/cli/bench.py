@@ -25,7 +25,8 @@ class TableFlags(Options):
     name: tyro.conf.Positional[str]
     """Which table; a wrong name lists them."""
     data: Path | None = None
-    """Folder of the datasets, TASK.npz. Only tables of speed, and --dry, need none."""
+    """Folder of the datasets: TASK.npz for D4RL's rows, c4rl/TASK.npz for recorded ones. Only tables of speed, and
+    --dry, need none."""
     output: Path = Path("runs/bench")
     """Folder of the job folders: what a stopped job goes on from."""
     store: Path = STORE
@@ -77,13 +78,13 @@ def table(arguments: Arguments) -> int:
         return measure_missing(wanted, folder, flags.minutes, device=flags.device, precision=flags.precision)
     store, chosen = Store(flags.store), get_table(flags.name, SPEED_TABLES).only(flags.methods)
     if flags.data is None and not flags.dry:
-        raise InputError("--data: not given, expected the folder of the datasets, TASK.npz")
+        raise InputError("--data: not given, expected the folder of the datasets, SET.npz")
     how = {"device": flags.device, "precision": flags.precision, "runs_per_launch": flags.runs_per_launch}
     jobs = missing_jobs(chosen, store, flags.data or Path("."), flags.output / chosen.name, **how)
     if flags.dry:
         print(list_jobs(jobs, store, slowest(read_speeds(flags.speeds))))
         return 0
-    check_data(jobs)
+    check_data(jobs, flags.data or Path("."))
     if engine is not None:
         return run_jobs_on_ray(jobs, store, flags.minutes, engine)
     return run_jobs(jobs, store, flags.minutes)

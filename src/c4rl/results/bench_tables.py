@@ -53,10 +53,12 @@ def missing_jobs(table: ResultTable, store: Store, data: Path, output: Path, **h
     groups: dict[tuple[Any, ...], dict[tuple[str, TrainConfig], list[int]]] = {}
     for method, task, config in table.wanted(data):
         every = table.seeds_of(method)
-        lacking = [seed for seed, name in zip(every, identities(config, every), strict=True) if name not in known]
+        found = identities(config, task, every)
+        lacking = [seed for seed, name in zip(every, found, strict=True) if name not in known]
         if not lacking:
             continue
-        shape, own = get_task(task), ("dataset", "task", "options", "plugin_options")
+        known |= set(found)  # methods may share runs
+        shape, own = get_task(config.task[0]), ("dataset", "task", "options", "plugin_options")
         common = repr({name: value for name, value in to_json(config).items() if name not in own}), stages(config)
         group = method.label, shape.observation_dim, shape.action_dim, common
         groups.setdefault(group, {})[task, config] = [seed + i for seed in lacking for i in range(method.members)]
@@ -113,13 +115,14 @@ def _folder_name(label: str, job: TrainConfig) -> str:
     return f"{words}-{sets}-{hashlib.sha256(repr(what).encode()).hexdigest()[:8]}"
 
 
-def check_data(jobs: Sequence[Job]) -> None:
-    """Refuse files that are not those the tables are about."""
-    for path, task in {pair for job in jobs for pair in zip(job.config.dataset, job.config.tasks, strict=True)}:
+def check_data(jobs: Sequence[Job], data: Path) -> None:
+    """Refuse files that are not those the tables are about; data: the folder of SET.npz."""
+    for path in dict.fromkeys(path for job in jobs for path in job.config.dataset):
+        name = str(path.relative_to(data).with_suffix(""))
         if not path.exists():
-            raise InputError(f"--data: found no '{path.name}' in {path.parent}, expected a file for each set")
+            raise InputError(f"--data: found no '{name}.npz' in {data}, expected a file for each set")
         with open(path, "rb") as file:
-            found, expected = hashlib.file_digest(file, "sha256").hexdigest(), datasets()[task]["sha256"]
+            found, expected = hashlib.file_digest(file, "sha256").hexdigest(), datasets()[name]["sha256"]
         if found != expected:
             raise InputError(f"{path}: its sha256 is {found[:12]}..., expected {expected[:12]}...")
 

@@ -190,13 +190,16 @@ def number(table: ResultTable, value: float) -> str:
     return f"{value:.1f}" if "trace" not in table.quantity else f"{value:.3g}"
 
 
-def short(task: str) -> str:
-    """halfcheetah-medium-replay-v2 -> hc-mr, maze2d-open-dense-v0 -> open-dense."""
-    robot, _, quality = task.rpartition("-v")[0].partition("-")
-    if robot == "maze2d":
-        return quality
-    robot = {"halfcheetah": "hc", "hopper": "hop", "walker2d": "w2d", "ant": "ant"}.get(robot, robot)
-    return f"{robot}-{''.join(word[0] for word in quality.split('-'))}"
+ROBOTS = {"halfcheetah": "hc", "hopper": "hop", "walker2d": "w2d", "ant": "ant"}
+
+
+def short(name: str) -> str:
+    """halfcheetah-medium-replay-v2 -> hc-mr; c4rl/ stays: such rows are not D4RL's; other domains keep their words."""
+    stem = name.rpartition("-v")[0]
+    robot, _, quality = stem.removeprefix("c4rl/").partition("-")
+    if robot not in ROBOTS:
+        return stem
+    return f"{'c4rl/' * name.startswith('c4rl/')}{ROBOTS[robot]}-{''.join(word[0] for word in quality.split('-'))}"
 
 
 def markdown(rows: Rows) -> str:

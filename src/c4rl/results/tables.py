@@ -13,6 +13,8 @@ from c4rl.core.curves import late_mean
 from c4rl.core.errors import InputError
 from c4rl.environments.tasks import PHYSICS
 from c4rl.jobs.config import TrainConfig, preset_fields
+from c4rl.jobs.presets.best import BEST, RECIPES
+from c4rl.jobs.presets.c4 import values_of
 from c4rl.jobs.registry import algorithm_class
 from c4rl.results.store import Entry, Store, determinants, identity
 
@@ -36,7 +38,7 @@ class Method:
     """A row: an algorithm with its plug-ins and settings."""
 
     label: str
-    algorithm: str
+    algorithm: str  # preset best: the recipe, or none for the one that its rule chooses
     plugins: tuple[str, ...] | None = ("none",)  # None: the preset's own
     preset: str = "published"
     options: dict[str, Any] = field(default_factory=dict)  # of the algorithm or a plug-in, instead of the preset's
@@ -51,6 +53,24 @@ class Method:
     factors: dict[str, bool] = field(default_factory=dict)  # of a design: what is on and what is off
     against: str = ""  # the method whose mean is subtracted from its own
 
+    def on(self, name: str) -> "Method":
+        """On this set; only --preset best depends on it."""
+        if self.preset != BEST:
+            return self
+        recipe = RECIPES[self.algorithm or datasets()[name]["best"]]
+        options = values_of(recipe.options)
+        for own in recipe.plugins.values():
+            options |= values_of(own)
+        updates = recipe.training["updates"].value
+        return replace(
+            self,
+            algorithm=recipe.algorithm,
+            plugins=tuple(recipe.plugins),
+            preset="none",
+            options=options | self.options,
+            job={"updates": updates, "eval_every": updates // 2} | self.job,
+        )
+
 
 @dataclass(frozen=True)
 class ResultTable:
@@ -59,8 +79,8 @@ class ResultTable:
     name: str
     title: str
     methods: tuple[Method, ...]
-    tasks: tuple[str, ...]
-    trained: tuple[str, ...] | None = None  # tasks that are trained; the others show the paper's numbers alone
+    tasks: tuple[str, ...]  # the sets: the task's name for D4RL's rows, c4rl/TASK for those that this package recorded
+    trained: tuple[str, ...] | None = None  # sets that are trained; the others show the paper's numbers alone
     seeds: int = 3
     updates: int = 100_000
     evaluations: int = 10
@@ -87,8 +107,9 @@ class ResultTable:
     def runs(self) -> int:
         return len(self.measured) * sum(len(self.seeds_of(method)) for method in self.methods)
 
-    def config(self, method: Method, task: str, data: Path = Path(".")) -> TrainConfig:
-        """The job of the first seed alone; data: the folder of TASK.npz."""
+    def config(self, method: Method, name: str, data: Path = Path(".")) -> TrainConfig:
+        """The job of the first seed alone on a set; data: the folder of SET.npz."""
+        method, task = method.on(name), task_of(name)
         found = preset_fields(method.preset, method.algorithm, method.plugins, task)
         owners = (found["options"], *found["plugin_options"])
         known = {f.name for owner in owners for f in fields(owner)}
@@ -106,7 +127,7 @@ class ResultTable:
         }
         own = {"options": changed[0], "plugin_options": tuple(changed[1:]), "output": Path("unused")}
         own["seeds"] = tuple(range(method.members))
-        where = {"algorithm": method.algorithm, "dataset": (data / f"{task}.npz",), "task": (task,)}
+        where = {"algorithm": method.algorithm, "dataset": (data / f"{name}.npz",), "task": (task,)}
         return TrainConfig(**(found | budget | method.job | own | where))
 
     def wanted(self, data: Path = Path(".")) -> Iterator[tuple[Method, str, TrainConfig]]:
@@ -125,14 +146,20 @@ class ResultTable:
 
     def printed(self, method: Method, task: str) -> Sequence[float] | None:
         """The paper's number: mean, and the standard deviation where there is one."""
-        part = paper().get(self.paper, {})
+        part, task = paper().get(self.paper, {}), task_of(task)
         return part.get(task, part.get(task.partition("-")[0], {})).get(method.paper)
 
 
 @cache
 def datasets() -> dict[str, dict[str, Any]]:
-    """task -> sha256 and rows of the data that the tables are about."""
+    """set -> sha256 and rows of the data that the tables are about; the recipe that --preset best chooses on it; the
+    task, where the name does not tell it."""
     return json.loads((HERE / "datasets.json").read_text())["sets"]
+
+
+def task_of(name: str) -> str:
+    """The task of a set."""
+    return datasets().get(name, {}).get("task", name.removeprefix("c4rl/"))
 
 
 @cache
@@ -140,10 +167,9 @@ def paper() -> dict[str, Any]:
     return json.loads((HERE / "paper.json").read_text())
 
 
-def identities(config: TrainConfig, seeds: Iterable[int]) -> list[str]:
-    """Of the runs, or ensembles, that the config describes but for the seed, on the present physics."""
-    (task,) = config.task
-    run = determinants(config, datasets()[task]["sha256"], PHYSICS)
+def identities(config: TrainConfig, name: str, seeds: Iterable[int]) -> list[str]:
+    """Of the runs, or ensembles, on this set that the config describes but for the seed, on the present physics."""
+    run = determinants(config, datasets()[name]["sha256"], PHYSICS)
     run |= {"members": config.ensemble} if config.ensemble else {}
     return [identity(run | {"seed": seed}) for seed in seeds]
 
@@ -170,7 +196,7 @@ def fill(table: ResultTable, store: Store) -> Filled:
     known = store.by_identity()
     found = {}
     for method, task, config in table.wanted():
-        entries = (known.get(name) for name in identities(config, table.seeds_of(method)))
+        entries = (known.get(name) for name in identities(config, task, table.seeds_of(method)))
         if whole := tuple(entry for entry in entries if entry and len(entry.curve(table.quantity)[1])):
             found[method.label, task] = Cell(whole)
     return found

@@ -14,5 +14,7 @@ EIGHT = tuple(
     )
 )  # fmt: skip
 THREE = ("halfcheetah-medium-replay-v2", "hopper-medium-expert-v2", "walker2d-medium-v2")  # for screening
-MAZES = tuple(f"maze2d-{name}" for name in ("open-dense-v0", "medium-v1", "medium-dense-v1", "large-dense-v1"))
+MAZES = tuple(
+    f"c4rl/seed-1/maze2d-{name}" for name in ("open-dense-v0", "medium-v1", "medium-dense-v1", "large-dense-v1")
+)
 SCREENING: dict[str, Any] = {"trained": THREE, "seeds": 5, "updates": 30_000, "evaluations": 6}
