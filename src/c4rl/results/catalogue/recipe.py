@@ -143,7 +143,7 @@ TABLES = (
             *alone_and_together(but(RECIPE, "batches of 1,024", 10, options=RECIPE.options | {"batch_size": 1024})),
             *alone_and_together(but(RECIPE, "by likelihood", 10, options=RECIPE.options | {"loss": "likelihood"})),
             *alone_and_together(
-                but(RECIPE, "constant step size, new seeds", 25, 25, options=RECIPE.options | CONSTANT)
+                but(RECIPE, "constant step size, new seeds", 10, 25, options=RECIPE.options | CONSTANT)
             ),
             *alone_and_together(
                 but(RECIPE, "constant step size 3e-3", 10, options=RECIPE.options | CONSTANT | {"actor_lr": 3e-3})
