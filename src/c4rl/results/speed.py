@@ -249,12 +249,16 @@ def calls_per_second(advance: Callable[[], Any], seconds: float, device: torch.d
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
+    def timed(count: int) -> float:
+        settle()
+        began = time.perf_counter()
+        for _ in range(count):
+            advance()
+        settle()
+        return time.perf_counter() - began
+
     for _ in range(warm_up):
         advance()
-    settle()
-    began, count = time.perf_counter(), 0
-    while time.perf_counter() - began < seconds or count < 3:
-        advance()
-        count += 1
-    settle()
-    return count / (time.perf_counter() - began)
+    few = 3
+    count = max(few, round(seconds * few / timed(few)))  # known in advance: a GPU queues calls faster than it does them
+    return count / timed(count)

@@ -6,9 +6,7 @@ checkpoints to go on from, and the numbers that the table shows.
 
 import os
 import shutil
-import signal
 import socket
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +28,7 @@ from c4rl.training.parts_display import Part, PartsDisplay
 from c4rl.training.preparation import Preparation, in_any_folder, prepare_all
 from c4rl.training.ray_worker import TOKEN, train_part
 from c4rl.training.run_directory import RunDirectory, check_new_output, job_config
+from c4rl.training.stopping import StopRequests
 from c4rl.training.summary import versions
 
 POLL_SECONDS = 0.5
@@ -193,9 +192,9 @@ def run_jobs(
         for part in job.parts
     }
     rows = [(_name(part, job, jobs), part, job.total) for job in jobs for part in job.parts]
-    view, open_jobs = PartsDisplay(rows, console), list(jobs)
+    view, requests, open_jobs = PartsDisplay(rows, console), StopRequests(), list(jobs)
     try:
-        with _requests_to_stop() as requests, view:
+        with requests.heeded(), view:
             asked, asked_at = 0, float("inf")
             while pending:
                 done, _ = ray.wait(list(pending), num_returns=1, timeout=POLL_SECONDS)
@@ -206,7 +205,7 @@ def run_jobs(
                         part.state = "interrupted"
                 view.draw()
                 now = time.monotonic()
-                wanted = max(len(requests), int(now > deadline), 2 * int(now > asked_at + STOP_SECONDS))
+                wanted = max(requests.count, int(now > deadline), 2 * int(now > asked_at + STOP_SECONDS))
                 if wanted > asked:
                     for ref in pending:  # once: save and stop; twice: stop
                         ray.cancel(ref, force=wanted > 1)
@@ -249,16 +248,3 @@ def _end(job: Job) -> dict[str, Any] | Exception:
         return error
     finally:
         job.close()
-
-
-@contextmanager
-def _requests_to_stop() -> Iterator[list[int]]:
-    """Ctrl-C and termination are noted here and heeded between two looks at the cluster."""
-    requests: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-    previous = {one: signal.signal(one, lambda number, frame: requests.append(number)) for one in numbers}
-    try:
-        yield requests
-    finally:
-        for one, handler in previous.items():
-            signal.signal(one, handler)
