@@ -17,7 +17,7 @@ from c4rl.core.policies import TanhHeadGaussianPolicy
 from c4rl.core.returns import returns_to_go
 from c4rl.data.dataset import Dataset
 from c4rl.data.packing import Scaling, pack_datasets
-from c4rl.jobs.config import published_fields
+from c4rl.jobs.preset_fields import published_fields
 from c4rl.training.launch import Launch
 from tests.helpers import CPU, SMALL, advance, make_launch, plain_scaling, small_config, small_dataset
 

@@ -19,7 +19,8 @@ from c4rl.core.ops import available, missing
 from c4rl.core.typed_json import jsonable
 from c4rl.data.packing import pack_datasets
 from c4rl.environments.tasks import simulator
-from c4rl.jobs.config import RESUMABLE, TrainConfig, to_json
+from c4rl.jobs.config import RESUMABLE, TrainConfig
+from c4rl.jobs.config_file import to_json
 from c4rl.jobs.registry import algorithm_class
 from c4rl.jobs.runs import explain_launches, file_name, runs_of
 from c4rl.training.background import (

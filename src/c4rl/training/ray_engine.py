@@ -20,7 +20,8 @@ from rich.console import Console
 
 from c4rl.core.errors import InputError
 from c4rl.core.files import read_json
-from c4rl.jobs.config import RESUMABLE, TrainConfig, read_config, to_json
+from c4rl.jobs.config import RESUMABLE, TrainConfig
+from c4rl.jobs.config_file import read_config, to_json
 from c4rl.jobs.registry import algorithm_class
 from c4rl.training.loop import Interrupted, changed
 from c4rl.training.parts import LaunchesFailed, drop_parts, is_in_parts, join, parts_of
