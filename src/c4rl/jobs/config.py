@@ -187,6 +187,15 @@ class TrainConfig(Options):
         return self.task * len(self.dataset) if len(self.task) == 1 else self.task
 
     @property
+    def stages(self) -> tuple[Stage, ...]:
+        return algorithm_class(self.algorithm).plan(self.options, self.updates)
+
+    @property
+    def total_updates(self) -> int:
+        """Of all stages."""
+        return sum(stage.updates for stage in self.stages)
+
+    @property
     def _sweep(self) -> tuple[Swept, ...]:
         return parse_sweep(self.sweep, (self.options, self.plugin_options), field_names())
 
@@ -229,8 +238,7 @@ class TrainConfig(Options):
                 f"--sweep {' '.join(self.sweep)}" if self.sweep else f"--points {words}" if self.points else by_dataset
             )
             raise InputError(f"{given}: {error}") from None
-        plan = algorithm_class(self.algorithm).plan
-        if _lengths(plan(point.options, self.updates)) != _lengths(plan(self.options, self.updates)):
+        if _lengths(point.stages) != _lengths(self.stages):
             flag = "--points" if self.points else "--sweep"
             raise InputError(f"{flag}: {words} changes the length of a stage, expected runs that all take as long")
 

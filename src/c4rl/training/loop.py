@@ -21,7 +21,6 @@ from c4rl.data.packing import pack_datasets
 from c4rl.environments.tasks import simulator
 from c4rl.jobs.config import RESUMABLE, TrainConfig
 from c4rl.jobs.config_file import to_json
-from c4rl.jobs.registry import algorithm_class
 from c4rl.jobs.runs import explain_launches, file_name, runs_of
 from c4rl.training.background import (
     BackgroundWriter,
@@ -104,15 +103,12 @@ def changed(began: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
     config = replace(began, **changes)
     if "dataset" in changes:
         config = in_any_folder(config)
-    names = [[file_name(run.key) for run in runs_of(one)] for one in (config, began)]
-    if names[0] != names[1]:
-        raise InputError(
-            f"--dataset: found files that name the runs {' '.join(names[0])}, expected {' '.join(names[1])}"
-        )
-    first, *last = (algorithm_class(c.algorithm).plan(c.options, c.updates)[:-1] for c in (config, began))
-    if [first] != last:
-        stages = ", ".join(stage.name for stage in first)
-        raise InputError(f"--updates: would change the length of the stages {stages}, expected it as it was")
+    found, expected = (" ".join(file_name(run.key) for run in runs_of(one)) for one in (config, began))
+    if found != expected:
+        raise InputError(f"--dataset: found files that name the runs {found}, expected {expected}")
+    if config.stages[:-1] != began.stages[:-1]:
+        names = ", ".join(stage.name for stage in config.stages[:-1])
+        raise InputError(f"--updates: would change the length of the stages {names}, expected it as it was")
     return config
 
 
@@ -137,8 +133,7 @@ class Trainer:
             environment=simulator(*(p.task for p in preparations)),
             threads=config.threads or free_threads(),
         )
-        plan = algorithm_class(config.algorithm).plan(config.options, config.updates)
-        self.total = sum(stage.updates for stage in plan)  # updates of all stages
+        self.total = config.total_updates
         self.kept_at = {round(self.total * i / config.keep_checkpoints) for i in range(1, config.keep_checkpoints + 1)}
         self.notes = [f"warning: {p.facts['path']}: {text}" for p in preparations for text in p.warnings]
         self.writer = BackgroundWriter(directory.path, config, device)

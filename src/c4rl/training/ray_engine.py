@@ -22,7 +22,6 @@ from c4rl.core.errors import InputError
 from c4rl.core.files import read_json
 from c4rl.jobs.config import RESUMABLE, TrainConfig
 from c4rl.jobs.config_file import read_config, to_json
-from c4rl.jobs.registry import algorithm_class
 from c4rl.training.loop import Interrupted, changed
 from c4rl.training.parts import LaunchesFailed, drop_parts, is_in_parts, join, parts_of
 from c4rl.training.parts_display import Part, PartsDisplay
@@ -52,8 +51,7 @@ class Job:
         self.directory = RunDirectory(config.output)
         configs = parts_of(config, preparations, torch.device(config.device))
         self.preparations = [preparation.without_rows() for preparation in preparations]
-        plan = algorithm_class(config.algorithm).plan(config.options, config.updates)
-        self.total = sum(stage.updates for stage in plan)
+        self.total = config.total_updates
         if new:
             self.directory.create(config)
         else:
