@@ -31,8 +31,7 @@ import torch
 from c4rl.algorithms import cql
 from c4rl.core import ops
 from c4rl.core.files import write_json
-from c4rl.jobs.registry import algorithm_class
-from c4rl.results.speed import REPEATS, Measurement, TimedRuns, bench_config, made_up_dataset, summarize
+from c4rl.results.speed import REPEATS, Measurement, TimedRuns, bench_config, machine_name, made_up_dataset, summarize
 from c4rl.results.speed_tables import SHAPE, SPEED_TABLES, machine_folder
 from c4rl.training.launch import Launch
 from c4rl.training.summary import versions
@@ -118,7 +117,7 @@ class Prepared:
             data = made_up_dataset(case.rows, SHAPE["observation_dim"], SHAPE["action_dim"])
             self.stages = {
                 stage.name: TimedRuns(config, data, device, index, case.precision)
-                for index, stage in enumerate(algorithm_class(case.algorithm).plan(config.options, config.updates))
+                for index, stage in enumerate(config.stages)
             }
             for timed in self.stages.values():
                 for launch in timed.launches if case.variant.startswith("compiled") else ():
@@ -273,7 +272,7 @@ def main() -> None:
                 results.append(asdict(case) | {"stages": stages})
             else:
                 results.append(asdict(case) | {"error": errors.get(case, "no time left")})
-        name = torch.cuda.get_device_name() if given.device == "cuda" else "cpu"
+        name = machine_name(torch.device(given.device))
         given.json.write_text(json.dumps({"machine": {"name": name} | versions(), "results": results}, indent=1))
 
     queues = [*([case] for case in slow), *([shared] * given.processes)]
@@ -322,8 +321,7 @@ def write_speeds(given: argparse.Namespace, measured: dict[Case, list[dict[str, 
         what = {"algorithm": case.algorithm, "plugins": case.plugins, "runs": case.runs}
         stages = [what | {"stage": name} | summarize([each[name] for each in found]) for name in found[0]]
         device = torch.device(given.device)
-        name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
-        machine = {"device": device.type, "name": name, "precision": case.precision} | versions()
+        machine = {"device": device.type, "name": machine_name(device), "precision": case.precision} | versions()
         folder = machine_folder(given.speeds, given.device, case.precision)
         folder.mkdir(parents=True, exist_ok=True)
         shape = {"rows": case.rows} | SHAPE

@@ -4,21 +4,17 @@
 """
 
 import ast
-import contextlib
 import dataclasses
 import importlib
 import inspect
-import io
 import os
 import posixpath
 import re
-import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src"
@@ -37,52 +33,9 @@ COMMANDS, API = "reference/commands.md", "reference/api.md"
 # -- commands
 
 
-@dataclasses.dataclass(frozen=True)
-class Declared:
-    """What a command declares: its words, and the values that its flags have if they are not given."""
-
-    description: str
-    flags: Sequence[Any]
-    defaults: Mapping[str, Any]
-
-
-class _Caught(Exception):
-    def __init__(self, declared: Declared) -> None:
-        self.declared = declared
-
-
-def declared_by(command: str, words: Sequence[str] = ()) -> Declared:
-    """The flags that a command would parse with: caught where it hands them to the parser."""
-    from c4rl.cli import main, parsing
-
-    plain = parsing.parse
-
-    def caught(
-        name: str, arguments: Any, flags: Any, defaults: Any = None, description: Any = None, **rest: Any
-    ) -> Any:
-        if rest.get("others_follow"):  # `train` looks at some flags first, to know which others there are
-            return plain(name, arguments, flags, defaults, description, **rest)
-        chosen = {flag.field.name: parsing._default(flag.field) for flag in flags} | dict(defaults or {})
-        raise _Caught(Declared(description or "", flags, chosen))
-
-    users = [module for name, module in sys.modules.items() if name.startswith("c4rl.cli.")]
-    users = [module for module in users if getattr(module, "parse", None) is plain]
-    patches = [patch.object(module, "parse", caught) for module in users]
-    with contextlib.ExitStack() as patched:
-        for one in patches:
-            patched.enter_context(one)
-        patched.enter_context(contextlib.redirect_stdout(io.StringIO()))
-        try:
-            main.COMMANDS[command]([*words, "--help"])
-        except _Caught as found:
-            return found.declared
-        except SystemExit:
-            pass
-    return Declared(inspect.getdoc(main.COMMANDS[command]) or "", [], {})  # it takes no flags
-
-
 def commands_page() -> str:
     from c4rl.cli.main import COMMANDS as commands
+    from c4rl.cli.parsing import declared_by
     from c4rl.jobs.registry import ALGORITHMS, PLUGINS
 
     lines = [
@@ -100,8 +53,8 @@ def commands_page() -> str:
     for name, command in commands.items():
         first = _cell((command.__doc__ or "").splitlines()[0])
         lines.append(f"| [`c4rl {name}`](#c4rl-{name.replace(' ', '-')}) | {first} |")
-    for name in commands:
-        declared = declared_by(name)
+    for name, command in commands.items():
+        declared = declared_by(command, [])
         lines += ["", f"## c4rl {name}", "", declared.description, ""]
         common = [flag for flag in declared.flags if name != "train" or flag.panel in ("", "engine")]
         lines += _flag_table(common, declared.defaults)
@@ -112,14 +65,14 @@ def commands_page() -> str:
         "With `c4rl train --algorithm NAME`. A preset changes the defaults.",
     ]
     for algorithm in ALGORITHMS:
-        declared = declared_by("train", ["--algorithm", algorithm])
+        declared = declared_by(commands["train"], ["--algorithm", algorithm])
         own = [flag for flag in declared.flags if flag.panel == algorithm]
         lines += ["", f"### --algorithm {algorithm}", "", f"[What it computes](../algorithms.md#{algorithm})", ""]
         lines += _flag_table(own, declared.defaults)
     lines += ["", "## Flags of the plug-ins", "", "With `c4rl train --plugins NAME`."]
     for plugin in PLUGINS:
         host = next(name for name, kind in ALGORITHMS.items() if kind.has_critic and name != plugin)
-        declared = declared_by("train", ["--algorithm", host, "--plugins", plugin])
+        declared = declared_by(commands["train"], ["--algorithm", host, "--plugins", plugin])
         own = [flag for flag in declared.flags if flag.panel == plugin]
         lines += ["", f"### --plugins {plugin}", "", f"[What it does](../algorithms.md#plug-in-{plugin})", ""]
         lines += _flag_table(own, declared.defaults)

@@ -17,7 +17,7 @@ from c4rl.core.policies import TanhHeadGaussianPolicy
 from c4rl.core.returns import returns_to_go
 from c4rl.data.dataset import Dataset
 from c4rl.data.packing import Scaling, pack_datasets
-from c4rl.jobs.config import published_fields
+from c4rl.jobs.preset_fields import published_fields
 from c4rl.training.launch import Launch
 from tests.helpers import CPU, SMALL, advance, make_launch, plain_scaling, small_config, small_dataset
 
@@ -43,7 +43,7 @@ def cut_dataset(ends: dict[int, str], rows: int) -> Dataset:
     )
 
 
-def lane_of(data: Dataset | None = None, seeds: tuple[int, ...] = (0,), **values: Any) -> tuple[Launch, BPPO]:
+def launch_of(data: Dataset | None = None, seeds: tuple[int, ...] = (0,), **values: Any) -> tuple[Launch, BPPO]:
     """online_best needs a task; nothing here runs it."""
     task = {"task": "maze2d-umaze-v1"} if values.get("acceptance") == "online_best" else {}
     launch = make_launch(small_config("bppo", seeds=seeds, **task, **values), data)
@@ -92,7 +92,7 @@ def test_returns_to_go_stop_where_trajectories_do_and_are_of_scaled_rewards(disc
 
 def test_v_is_fitted_to_the_returns_of_the_batch_s_own_rows() -> None:
     data = cut_dataset({30: "terminal", 90: "timeout"}, 200)
-    launch, algorithm = lane_of(data)
+    launch, algorithm = launch_of(data)
     batch = batch_at(launch, VALUE)
     returns = torch.tensor(slow_returns(data, plain_scaling(data), 0.99))
     places = torch.cdist(batch.state_actions[0], launch.buffer.unpack(launch.buffer.packed).state_actions).argmin(1)
@@ -105,7 +105,7 @@ def test_v_is_fitted_to_the_returns_of_the_batch_s_own_rows() -> None:
 
 def test_the_critic_s_target_is_sarsa_s_and_a_cut_counts_as_the_end() -> None:
     data = cut_dataset({i: ("terminal", "timeout")[i // 4 % 2] for i in range(3, 200, 4)}, 200)
-    launch, algorithm = lane_of(data)
+    launch, algorithm = launch_of(data)
     with torch.no_grad():  # a target that differs from the critic
         for p in algorithm.target_critic.parameters():
             p.mul_(1.3)
@@ -120,7 +120,7 @@ def test_the_critic_s_target_is_sarsa_s_and_a_cut_counts_as_the_end() -> None:
 
 
 def test_the_target_moves_every_second_critic_update_and_never_later() -> None:
-    launch, algorithm = lane_of(updates=6)
+    launch, algorithm = launch_of(updates=6)
     moved = []
     for step in range(1, 13):
         before = flat(algorithm.target_critic)
@@ -131,7 +131,7 @@ def test_the_target_moves_every_second_critic_update_and_never_later() -> None:
 
 
 def test_each_stage_trains_its_own_network_alone() -> None:
-    launch, algorithm = lane_of()
+    launch, algorithm = launch_of()
     trained = {CRITIC: "critic", VALUE: "value", CLONING: "old_actor", IMPROVEMENT: "actor"}
     for step in range(1, END):
         before = {name: optimizer.count.clone() for name, optimizer in algorithm.optimizers.items()}
@@ -204,7 +204,7 @@ def test_advantages_are_normalised_in_each_run_and_weighted_afterwards() -> None
     ],
 )
 def test_clip_and_step_size_decay_from_the_stage_s_beginning(k: int, clip: float, factor: float) -> None:
-    launch, algorithm = lane_of()
+    launch, algorithm = launch_of()
     batch = batch_at(launch, IMPROVEMENT + k)
     found_clip, found_factor = algorithm.schedules()
     assert float(found_clip) == pytest.approx(clip, rel=1e-12)
@@ -219,7 +219,7 @@ def test_clip_and_step_size_decay_from_the_stage_s_beginning(k: int, clip: float
 def test_the_improvement_loss_is_the_clipped_surrogate_at_actions_of_the_old_policy(
     omega: float, entropy_weight: float
 ) -> None:
-    launch, algorithm = lane_of(omega=omega, entropy_weight=entropy_weight, seeds=(0, 5))
+    launch, algorithm = launch_of(omega=omega, entropy_weight=entropy_weight, seeds=(0, 5))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():  # away from π_old, or every ratio would be 1; and a target that is not the critic
         for p in algorithm.actor.parameters():
@@ -249,7 +249,7 @@ def test_the_improvement_loss_is_the_clipped_surrogate_at_actions_of_the_old_pol
 
 
 def test_cloning_maximises_the_mean_likelihood_of_logged_actions() -> None:
-    launch, algorithm = lane_of(seeds=(0, 5))
+    launch, algorithm = launch_of(seeds=(0, 5))
     batch = batch_at(launch, CLONING)
     old = algorithm.old_actor(batch.observations)
     expected = -Normal(old.mean, old.log_std.exp()).log_prob(batch.actions).sum(2).mean(1).detach()
@@ -261,7 +261,7 @@ def test_policies_are_judged_by_the_critics_mean_over_states_of_the_runs_own_dat
     second = replace(second, observations=second.observations + 3)
     parts = [(data, plain_scaling(data)) for data in (first, second)]
     both = pack_datasets(parts, CPU, torch.float64)
-    _, algorithm = lane_of(second)
+    _, algorithm = launch_of(second)
     assert len(algorithm.judged_states[0]) == 1024
     alone = algorithm.judged_states.clone()
     algorithm.attach(both.for_runs([1]))
@@ -274,7 +274,7 @@ def test_policies_are_judged_by_the_critics_mean_over_states_of_the_runs_own_dat
 
 
 def test_each_run_s_gradient_is_shortened_to_one_half() -> None:
-    launch, algorithm = lane_of(seeds=(0, 1, 2))
+    launch, algorithm = launch_of(seeds=(0, 1, 2))
     optimizer = algorithm.optimizers["actor"]
     batch = batch_at(launch, IMPROVEMENT)
     algorithm.update(batch, IMPROVEMENT, batch)
@@ -290,7 +290,7 @@ def test_with_the_output_relu_negative_returns_teach_nothing_and_without_it_they
     data = small_dataset()
     data = replace(data, rewards=np.full(len(data), -1, np.float32))
     for relu in (True, False):
-        launch, algorithm = lane_of(data, output_relu=relu, updates=200, critic_lr=3e-3, discount=0.5)
+        launch, algorithm = launch_of(data, output_relu=relu, updates=200, critic_lr=3e-3, discount=0.5)
         advance(launch, 200)
         everything = launch.buffer.unpack(launch.buffer.packed.unsqueeze(0))
         q = algorithm.critic.at(everything.state_actions).q

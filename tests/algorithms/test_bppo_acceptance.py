@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from c4rl.algorithms.accepted_policies import CLONE_JUDGED_EVERY
 from c4rl.algorithms.bppo import BPPO
 from c4rl.training.launch import Launch
-from tests.algorithms.test_bppo import CLONING, END, IMPROVEMENT, batch_at, flat, lane_of
+from tests.algorithms.test_bppo import CLONING, END, IMPROVEMENT, batch_at, flat, launch_of
 from tests.cli.support import metric_lines, run, summary
 from tests.helpers import advance
 
 
 def test_the_improvement_begins_at_the_cloned_policy() -> None:
-    launch, algorithm = lane_of()
+    launch, algorithm = launch_of()
     advance(launch, IMPROVEMENT - 1)
     assert torch.equal(flat(algorithm.actor), flat(algorithm.old_actor))
     assert algorithm.optimizers["actor"].count == 0  # with an optimiser of its own
@@ -23,7 +23,7 @@ def test_the_improvement_begins_at_the_cloned_policy() -> None:
 
 
 def test_never_keeps_the_clone_as_the_old_policy_and_shows_the_new_one() -> None:
-    launch, algorithm = lane_of(acceptance="never")
+    launch, algorithm = launch_of(acceptance="never")
     advance(launch, IMPROVEMENT - 1)
     assert algorithm.shown is algorithm.old_actor  # the clone, while cloning
     clone = flat(algorithm.old_actor)
@@ -39,7 +39,7 @@ def mean_q(algorithm: BPPO, policy: nn.Module) -> Tensor:
 
 
 def test_offline_q_accepts_exactly_what_the_critic_finds_better_run_by_run() -> None:
-    launch, algorithm = lane_of(acceptance="offline_q", seeds=(0, 1), actor_lr=3e-3, improvement_updates=40)
+    launch, algorithm = launch_of(acceptance="offline_q", seeds=(0, 1), actor_lr=3e-3, improvement_updates=40)
     advance(launch, IMPROVEMENT - 1)
     best, accepted = mean_q(algorithm, algorithm.old_actor), []
     for step in range(IMPROVEMENT, IMPROVEMENT + 40):
@@ -60,13 +60,13 @@ def test_offline_q_accepts_exactly_what_the_critic_finds_better_run_by_run() -> 
 
 
 def test_the_judged_states_are_the_same_for_every_run_alone_or_stacked() -> None:
-    stacked = lane_of(seeds=(4, 9))[1].judged_states
-    alone = lane_of(seeds=(9,))[1].judged_states
+    stacked = launch_of(seeds=(4, 9))[1].judged_states
+    alone = launch_of(seeds=(9,))[1].judged_states
     assert torch.equal(stacked[0], stacked[1]) and torch.equal(stacked[1], alone[0])
 
 
 def test_online_best_tries_the_new_policy_and_keeps_the_best_by_score() -> None:
-    launch, algorithm = lane_of(acceptance="online_best", seeds=(0, 1), improvement_updates=3)
+    launch, algorithm = launch_of(acceptance="online_best", seeds=(0, 1), improvement_updates=3)
     advance(launch, CLONING)
     assert not algorithm.asks_environment(CLONING) and algorithm.asks_environment(IMPROVEMENT - 1)
     advance(launch, 1, start=CLONING)
@@ -95,7 +95,7 @@ def test_online_best_tries_the_new_policy_and_keeps_the_best_by_score() -> None:
 
 def test_online_best_begins_with_the_best_clone() -> None:
     updates = 2 * CLONE_JUDGED_EVERY + 10
-    launch, algorithm = lane_of(acceptance="online_best", seeds=(0, 1), cloning_updates=updates)
+    launch, algorithm = launch_of(acceptance="online_best", seeds=(0, 1), cloning_updates=updates)
     asked = [step - CLONING + 1 for step in range(1, CLONING + updates) if algorithm.asks_environment(step)]
     assert asked == [CLONE_JUDGED_EVERY, 2 * CLONE_JUDGED_EVERY, updates]
     clones = []
@@ -120,7 +120,7 @@ def test_a_job_stopped_at_any_update_resumes_exactly(acceptance: str) -> None:
         return launch
 
     def fresh() -> Launch:
-        return lane_of(acceptance=acceptance, seeds=(0, 1))[0]
+        return launch_of(acceptance=acceptance, seeds=(0, 1))[0]
 
     straight = go(fresh(), 1, END - 1)
     expected, shown = straight.run_states(), straight.algorithm.evaluated_policy()

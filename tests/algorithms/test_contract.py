@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from c4rl.core.errors import InputError
-from c4rl.jobs.config import TrainConfig, from_json, to_json
+from c4rl.jobs.config import TrainConfig
+from c4rl.jobs.config_file import from_json, to_json
 from c4rl.jobs.registry import ALGORITHMS, PLUGINS
 from c4rl.plugins.c4.plugin import C4Config
 from c4rl.plugins.layer_norm import LayerNormConfig

@@ -24,7 +24,7 @@ def data_with_terminals(share: float = 0.3) -> Dataset:
     return replace(data, terminals=np.random.default_rng(1).random(len(data)) < share)
 
 
-def lane_of(dataset: Dataset | None = None, **options: Any) -> tuple[CQL, Launch]:
+def launch_of(dataset: Dataset | None = None, **options: Any) -> tuple[CQL, Launch]:
     settings = {"batch_size": ROWS, "actor_lr": 1e-3, "critic_lr": 1e-3, "tau": 0.1}
     launch = make_launch(small_config("cql", **(settings | options)), dataset or data_with_terminals())
     assert isinstance(launch.algorithm, CQL)
@@ -59,7 +59,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_updates_equal_the_equations_written_as_loops(form: str) -> None:
-    algorithm, launch = lane_of(cql_actions=4, **FORMS[form])
+    algorithm, launch = launch_of(cql_actions=4, **FORMS[form])
     plain = PlainCQL(algorithm, algorithm.config)
     count = 4 if algorithm.config.max_q_backup != "none" else 1
     for step in (1, 2):
@@ -100,7 +100,7 @@ def make_blind_to_actions(algorithm: CQL) -> None:
 @pytest.mark.parametrize(("group", "terms"), [(30, 31), (3, 4)])
 def test_the_logged_action_is_among_the_terms_and_no_log_count_is_subtracted(group: int, terms: int) -> None:
     """It also shows that actions of π(s') are evaluated at s: at s' the gap would not be a constant."""
-    algorithm, launch = lane_of(lse_group=group, importance_sampling=False)
+    algorithm, launch = launch_of(lse_group=group, importance_sampling=False)
     make_blind_to_actions(algorithm)
     assert one_update(launch)["cql_gap"] == pytest.approx(math.log(terms), rel=1e-12)
 
@@ -108,7 +108,7 @@ def test_the_logged_action_is_among_the_terms_and_no_log_count_is_subtracted(gro
 def test_importance_weights_measure_the_volume_of_the_action_box() -> None:
     """For constant Q each weight 1/density has mean 2^|A|, for all three kinds: 3N terms give log 3N + |A| log 2."""
     count = 20_000
-    algorithm, launch = lane_of(cql_actions=count)
+    algorithm, launch = launch_of(cql_actions=count)
     make_blind_to_actions(algorithm)
     expected = math.log(3 * count) + ACTIONS * math.log(2)
     assert one_update(launch)["cql_gap"] == pytest.approx(expected, abs=0.03)
@@ -116,7 +116,7 @@ def test_importance_weights_measure_the_volume_of_the_action_box() -> None:
 
 def test_groups_of_three_lie_below_one_group_of_thirty() -> None:
     """By Jensen below LSE_30 - log 10; a threshold tuned for one form is wrong for the other."""
-    gaps = [one_update(lane_of(lse_group=group)[1])["cql_gap"] for group in (30, 3)]
+    gaps = [one_update(launch_of(lse_group=group)[1])["cql_gap"] for group in (30, 3)]
     assert gaps[1] < gaps[0] - math.log(10) + 1e-12
     assert gaps[1] > gaps[0] - 4
 
@@ -133,7 +133,7 @@ def test_the_multiplier_grows_while_its_own_gap_exceeds_the_threshold(form: str,
         "cql_weight": 5.0,
         "importance_sampling": False,
     }
-    algorithm, launch = lane_of(**options)
+    algorithm, launch = launch_of(**options)
     make_blind_to_actions(algorithm)
     one_update(launch)
     moved = algorithm.multiplier.log.item()
@@ -141,7 +141,7 @@ def test_the_multiplier_grows_while_its_own_gap_exceeds_the_threshold(form: str,
 
 
 def critic_gradient(**options: Any) -> Tensor:
-    algorithm, launch = lane_of(**options)
+    algorithm, launch = launch_of(**options)
     one_update(launch)
     return algorithm.optimizers["critic"].gradient.clone()
 
@@ -155,13 +155,13 @@ def test_the_critic_sees_the_multiplier_of_before_the_dual_step() -> None:
 
 
 def test_without_the_lagrange_form_the_multiplier_rests() -> None:
-    algorithm, launch = lane_of(lagrange_initial_log=0.3)
+    algorithm, launch = launch_of(lagrange_initial_log=0.3)
     one_update(launch)
     assert algorithm.multiplier.log.item() == 0.3
 
 
 def test_a_gap_beyond_its_clip_counts_as_the_clip_and_pulls_no_more() -> None:
-    algorithm, launch = lane_of(gap_maximum=1.0, importance_sampling=False)
+    algorithm, launch = launch_of(gap_maximum=1.0, importance_sampling=False)
     assert one_update(launch)["cql_gap"] == 1.0
     without = critic_gradient(cql_weight=0.0)
     torch.testing.assert_close(algorithm.optimizers["critic"].gradient, without, rtol=1e-9, atol=1e-12)
@@ -169,7 +169,7 @@ def test_a_gap_beyond_its_clip_counts_as_the_clip_and_pulls_no_more() -> None:
 
 @pytest.mark.parametrize(("log_std", "rises"), [(-4.0, True), (0.0, False)])
 def test_the_temperature_steers_the_entropy_to_minus_the_number_of_actions(log_std: float, rises: bool) -> None:
-    algorithm, launch = lane_of()
+    algorithm, launch = launch_of()
     with torch.no_grad():
         algorithm.actor.mlp.weights[-1][..., ACTIONS:] = 0
         algorithm.actor.mlp.biases[-1][..., ACTIONS:] = log_std
@@ -179,7 +179,7 @@ def test_the_temperature_steers_the_entropy_to_minus_the_number_of_actions(log_s
 
 
 def test_a_fixed_entropy_weight_stays() -> None:
-    algorithm, launch = lane_of(entropy="fixed", entropy_weight=0.2)
+    algorithm, launch = launch_of(entropy="fixed", entropy_weight=0.2)
     for step in (1, 2, 3):
         assert one_update(launch, step)["entropy_weight"] == pytest.approx(0.2, rel=1e-12)
     assert algorithm.temperature.log.exp().item() == pytest.approx(0.2, rel=1e-12)
@@ -188,7 +188,7 @@ def test_a_fixed_entropy_weight_stays() -> None:
 def test_the_backup_pays_for_entropy_only_on_request() -> None:
     """With a target critic of zero the target is r - γ(1-d) α log π(ã'|s')."""
     for backup_entropy in (False, True):
-        algorithm, launch = lane_of(backup_entropy=backup_entropy, entropy_weight=0.5)
+        algorithm, launch = launch_of(backup_entropy=backup_entropy, entropy_weight=0.5)
         with torch.no_grad():
             for p in algorithm.target_critic.parameters():
                 p.zero_()
@@ -204,7 +204,7 @@ def test_the_two_orders_of_the_max_q_backup_differ() -> None:
     """Q_1 = |a| likes large actions, Q_2 = 1 - |a| small ones: no action pleases both, each has one it likes."""
     targets = {}
     for order in ("max_min", "min_max"):
-        algorithm, launch = lane_of(max_q_backup=order, discount=1.0)
+        algorithm, launch = launch_of(max_q_backup=order, discount=1.0)
         batch = next_batch(launch, 1)
         mlp = algorithm.target_critic.mlp
         with torch.no_grad():
@@ -228,7 +228,7 @@ def test_the_two_orders_of_the_max_q_backup_differ() -> None:
 
 
 def test_nothing_is_backed_up_past_a_terminal() -> None:
-    algorithm, launch = lane_of(data_with_terminals(share=1.0))
+    algorithm, launch = launch_of(data_with_terminals(share=1.0))
     batch = next_batch(launch, 1)
     with torch.no_grad():
         algorithm.target_critic.mlp.biases[-1].fill_(1e6)
@@ -240,7 +240,7 @@ def test_the_actor_clones_at_first_and_then_climbs_the_critic() -> None:
     """While it clones, the critic's values do not matter to it and the logged actions do; after that, the reverse."""
 
     def actor_gradients(change_critic: bool, change_actions: bool) -> list[Tensor]:
-        algorithm, launch = lane_of(cloning_updates=1, actor_lr=1e-300, critic_lr=1e-300)
+        algorithm, launch = launch_of(cloning_updates=1, actor_lr=1e-300, critic_lr=1e-300)
         if change_critic:
             with torch.no_grad():
                 algorithm.critic.mlp.weights[-1].mul_(-1)
@@ -262,7 +262,7 @@ def test_the_actor_clones_at_first_and_then_climbs_the_critic() -> None:
 
 @pytest.mark.parametrize("form", ["the paper's", "threshold on the raw gap", "max of min backup"])
 def test_the_critic_loss_reaches_the_critic_alone(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    algorithm, launch = lane_of(**FORMS[form])
+    algorithm, launch = launch_of(**FORMS[form])
     others = [p for name, network in algorithm.networks.items() if name != "critic" for p in network.parameters()]
     seen = []
 
@@ -281,7 +281,7 @@ def test_the_critic_loss_reaches_the_critic_alone(form: str, monkeypatch: pytest
 def test_the_multiplier_sees_half_the_excess_of_both_critics(form: str) -> None:
     """Adam would hide the factor: the loss itself."""
     options = {"lagrange": form, "lagrange_initial_log": 0.7, "lagrange_threshold": 2.0, "cql_weight": 3.0}
-    algorithm, launch = lane_of(**options)
+    algorithm, launch = launch_of(**options)
     seen: list[Tensor] = []
     algorithm.optimizers["multiplier"].step = seen.append  # type: ignore[assignment]
     gap = one_update(launch)["cql_gap"]  # the mean of both
@@ -291,11 +291,11 @@ def test_the_multiplier_sees_half_the_excess_of_both_critics(form: str) -> None:
 
 @pytest.mark.parametrize("form", ["max_min", "min_max"])
 def test_the_best_of_many_next_actions_is_each_runs_own(form: str) -> None:
-    stacked, launch = lane_of(max_q_backup=form, seeds=(0, 1))
+    stacked, launch = launch_of(max_q_backup=form, seeds=(0, 1))
     batch = next_batch(launch, 1)
     together = stacked._target(batch, stacked.actor(batch.next_observations), torch.ones(2, dtype=torch.float64))
     for seed in (0, 1):
-        alone, own = lane_of(max_q_backup=form, seeds=(seed,))
+        alone, own = launch_of(max_q_backup=form, seeds=(seed,))
         batch = next_batch(own, 1)
         found = alone._target(batch, alone.actor(batch.next_observations), torch.ones(1, dtype=torch.float64))
         for ours, theirs in zip(together, found, strict=True):

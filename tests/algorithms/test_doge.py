@@ -12,7 +12,8 @@ from c4rl.algorithms.doge import DOGE
 from c4rl.core.buffer import Batch
 from c4rl.core.errors import InputError
 from c4rl.environments.tasks import TASKS
-from c4rl.jobs.config import TrainConfig, published_fields
+from c4rl.jobs.config import TrainConfig
+from c4rl.jobs.preset_fields import published_fields
 from c4rl.jobs.presets.published import PUBLISHED
 from c4rl.training.launch import Launch
 from tests.helpers import advance, make_launch, small_config, small_dataset

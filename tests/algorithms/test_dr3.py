@@ -17,7 +17,7 @@ from tests.helpers import advance, make_launch, small_config
 ROWS = 12
 
 
-def lane_of(algorithm: str = "td3_bc", seeds: tuple[int, ...] = (0, 1), **options: Any) -> tuple[DR3, Launch]:
+def launch_of(algorithm: str = "td3_bc", seeds: tuple[int, ...] = (0, 1), **options: Any) -> tuple[DR3, Launch]:
     launch = make_launch(small_config(algorithm, ("dr3",), seeds, plugin_options=(DR3Config(**options),)))
     plugin = launch.plugins.all[0]
     assert isinstance(plugin, DR3)
@@ -66,7 +66,7 @@ def next_rows(step: CriticStep, choice: str) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("stop", [False, True])
 @pytest.mark.parametrize("choice", ["backup", "data"])
 def test_value_and_gradient_equal_the_formula(choice: str, stop: bool) -> None:
-    plugin, launch = lane_of(dr3_weight=0.5, dr3_next_action=choice, dr3_stop_gradient=stop)
+    plugin, launch = launch_of(dr3_weight=0.5, dr3_next_action=choice, dr3_stop_gradient=stop)
     step = critic_step(launch)
     found, expected = plugin.critic_penalty(step), 0.5 * by_hand(step, *next_rows(step, choice), stop)
     torch.testing.assert_close(found, expected)
@@ -82,7 +82,7 @@ def test_without_a_stop_gradient_both_sides_are_lowered() -> None:
     """Where (s', a') is (s, a), the penalty is |φ|², and holding one side halves its gradient."""
     gradients = []
     for stop in (False, True):
-        plugin, launch = lane_of(dr3_next_action="data", dr3_stop_gradient=stop)
+        plugin, launch = launch_of(dr3_next_action="data", dr3_stop_gradient=stop)
         batch: Batch = critic_step(launch).batch
         step = critic_step(launch, next_state_actions=batch.state_actions)
         gradients.append(torch.autograd.grad(plugin.critic_penalty(step).sum(), step.critic.mlp.weights[0])[0])
@@ -91,7 +91,7 @@ def test_without_a_stop_gradient_both_sides_are_lowered() -> None:
 
 @pytest.mark.parametrize(("choice", "masked", "seen"), [("backup", [0, 3], 1), ("data", [1, 3], 0)])
 def test_rows_without_a_next_pair_do_not_count(choice: str, masked: list[int], seen: int) -> None:
-    plugin, launch = lane_of(dr3_next_action=choice)
+    plugin, launch = launch_of(dr3_next_action=choice)
     before = plugin.critic_penalty(critic_step(launch))
 
     def changed(rows: list[int]) -> Tensor:
@@ -105,13 +105,13 @@ def test_rows_without_a_next_pair_do_not_count(choice: str, masked: list[int], s
 
 
 def test_a_batch_of_terminals_costs_nothing() -> None:
-    plugin, launch = lane_of()
+    plugin, launch = launch_of()
     penalty = plugin.critic_penalty(critic_step(launch, continues=torch.zeros(2, ROWS, dtype=torch.float64)))
     assert torch.equal(penalty, torch.zeros(2, 2, dtype=torch.float64))
 
 
 def test_the_target_network_and_the_actor_have_no_part_in_it() -> None:
-    plugin, launch = lane_of()
+    plugin, launch = launch_of()
     actions = torch.zeros(2, ROWS, 2, dtype=torch.float64, requires_grad=True)
     step = critic_step(launch, backup_actions=actions)
     before = plugin.critic_penalty(step)
@@ -129,7 +129,7 @@ def test_the_absolute_value_is_taken_of_each_row() -> None:
     signs[::2] = -1
     found = []
     for absolute in (False, True):
-        plugin, launch = lane_of(dr3_absolute=absolute, dr3_weight=1.0)
+        plugin, launch = launch_of(dr3_absolute=absolute, dr3_weight=1.0)
         step = critic_step(launch)
         plain = plugin.critic_penalty(step)
         turned = step.output._replace(features=step.output.features * signs)
@@ -145,7 +145,7 @@ def test_it_keeps_features_from_aligning(algorithm: str) -> None:
     """Lower than at the start, and than without it, in every run."""
     products = {}
     for weight in (0.0, 0.3):
-        _, launch = lane_of(algorithm, dr3_weight=weight)
+        _, launch = launch_of(algorithm, dr3_weight=weight)
         for first in (0, 50):
             metrics = advance(launch, 50, start=first).read_metrics()
             products[weight, first] = [run["dr3_dot_product"] for run in metrics.values()]
@@ -155,7 +155,7 @@ def test_it_keeps_features_from_aligning(algorithm: str) -> None:
 
 
 def test_metrics_are_the_unweighted_product_and_the_length_of_the_features() -> None:
-    plugin, launch = lane_of(dr3_weight=0.25)
+    plugin, launch = launch_of(dr3_weight=0.25)
     step = critic_step(launch)
     penalty = plugin.critic_penalty(step)
     metrics = plugin.metrics()

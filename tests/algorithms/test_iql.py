@@ -22,7 +22,7 @@ from c4rl.training.launch import Launch
 from tests.helpers import advance, make_launch, small_config, small_dataset
 
 
-def lane_of(dataset: Dataset | None = None, seeds: tuple[int, ...] = (0,), **options: Any) -> tuple[IQL, Launch]:
+def launch_of(dataset: Dataset | None = None, seeds: tuple[int, ...] = (0,), **options: Any) -> tuple[IQL, Launch]:
     launch = make_launch(small_config("iql", seeds=seeds, **options), dataset)
     assert isinstance(launch.algorithm, IQL)
     return launch.algorithm, launch
@@ -69,7 +69,7 @@ def test_runs_may_have_expectiles_and_temperatures_of_their_own() -> None:
 
 @pytest.mark.parametrize("policy", ["gaussian", "deterministic"])
 def test_an_update_is_v_then_actor_then_q_each_on_the_new_v(policy: str) -> None:
-    algorithm, launch = lane_of(policy=policy, inverse_temperature=2.0, expectile=0.8, initialization="torch")
+    algorithm, launch = launch_of(policy=policy, inverse_temperature=2.0, expectile=0.8, initialization="torch")
     batch = batch_at(launch, 1)
     with torch.no_grad():  # as later in training: the target is another network
         for p in algorithm.target_critic.parameters():
@@ -110,7 +110,7 @@ def test_an_update_is_v_then_actor_then_q_each_on_the_new_v(policy: str) -> None
 
 def test_targets_and_values_know_no_policy() -> None:
     """Q and V are learned from logged actions alone: another actor leaves them as they are."""
-    (one, launch), (other, other_lane) = lane_of(), lane_of()
+    (one, launch), (other, other_lane) = launch_of(), launch_of()
     with torch.no_grad():
         for p in other.actor.parameters():
             p.add_(0.5)
@@ -122,7 +122,7 @@ def test_targets_and_values_know_no_policy() -> None:
 
 class TestThePolicy:
     def test_its_mean_is_squashed_and_its_density_is_not(self) -> None:
-        algorithm, launch = lane_of(seeds=(0, 1))
+        algorithm, launch = launch_of(seeds=(0, 1))
         batch = batch_at(launch, 1)
         assert not algorithm.actor.log_std.any()
         with torch.no_grad():
@@ -142,7 +142,7 @@ class TestThePolicy:
         torch.testing.assert_close(algorithm.act(batch.observations), mean)
 
     def test_dropout_thins_the_actor_while_it_learns_and_not_when_it_acts(self) -> None:
-        algorithm, launch = lane_of(actor_dropout=0.25, hidden_width=64)
+        algorithm, launch = launch_of(actor_dropout=0.25, hidden_width=64)
         batch = batch_at(launch, 1)
         masks = dropout_masks(launch.streams, "dropout", algorithm.config.actor_dropout, algorithm.config.hidden, 1000)
         assert masks is not None and len(masks) == 2
@@ -158,7 +158,7 @@ class TestThePolicy:
         assert not torch.allclose(algorithm._policy_at(batch)[0], before)
 
     def test_its_step_size_follows_a_cosine_to_zero(self) -> None:
-        algorithm, launch = lane_of(updates=10)
+        algorithm, launch = launch_of(updates=10)
         factors = []
         for step in (1, 6, 10, 11, 99):
             launch.step.fill_(step)
@@ -172,7 +172,7 @@ class TestThePolicy:
         assert not torch.equal(flat(algorithm.critic), critic)
 
     def test_a_constant_step_size_stays(self) -> None:
-        algorithm, launch = lane_of(updates=10, actor_schedule="constant")
+        algorithm, launch = launch_of(updates=10, actor_schedule="constant")
         before = flat(advance(launch, 10).algorithm.actor)
         advance(launch, 1, start=10)
         assert (flat(algorithm.actor) - before).abs().max() > 1e-4
@@ -183,15 +183,15 @@ class TestThePolicy:
     [{"policy": "deterministic"}, {"actor_dropout": 0.3}, {"initialization": "torch", "actor_schedule": "constant"}],
 )
 def test_options_keep_stacked_runs_apart(options: dict[str, Any]) -> None:
-    stacked = advance(lane_of(seeds=(3, 1), **options)[1], 20).run_states()
+    stacked = advance(launch_of(seeds=(3, 1), **options)[1], 20).run_states()
     for seed in (3, 1):
-        alone = advance(lane_of(seeds=(seed,), **options)[1], 20).run_states()[seed]
+        alone = advance(launch_of(seeds=(seed,), **options)[1], 20).run_states()[seed]
         for name, tensor in alone.items():
             torch.testing.assert_close(stacked[seed][name], tensor, rtol=1e-9, atol=1e-12, msg=name)
 
 
 def test_every_layer_starts_orthogonal_with_gain_sqrt_2() -> None:
-    algorithm, _ = lane_of()
+    algorithm, _ = launch_of()
     for mlp in (algorithm.actor.mlp, algorithm.value.mlp, algorithm.critic.mlp):
         for w, b in zip(mlp.weights, mlp.biases, strict=True):
             matrix = w[0, 0].detach()
@@ -209,7 +209,7 @@ def test_penalties_see_the_logged_next_action_and_only_where_there_is_one() -> N
     data = small_dataset()
     cut = np.arange(len(data)) % 3 == 0
     data = replace(data, terminals=np.zeros_like(data.terminals), next_action_valid=~cut)
-    algorithm, launch = lane_of(data)
+    algorithm, launch = launch_of(data)
     spy = Spy()
     algorithm.plugins.all = (spy,)
     batch = batch_at(launch, 1)
@@ -243,7 +243,7 @@ def two_armed_bandit() -> Dataset:
 def test_it_learns_the_better_arm_as_far_as_the_weights_say(policy: str, inverse_temperature: float) -> None:
     data = two_armed_bandit()
     rates = {"actor_lr": 3e-3, "critic_lr": 3e-3, "value_lr": 3e-3, "tau": 0.05}
-    algorithm, launch = lane_of(data, policy=policy, inverse_temperature=inverse_temperature, updates=500, **rates)
+    algorithm, launch = launch_of(data, policy=policy, inverse_temperature=inverse_temperature, updates=500, **rates)
     advance(launch, 500)
     observations = torch.tensor(data.observations[None, :4], dtype=torch.float64)
     # V is the 0.7-expectile of 0 and 1; clones of arms whose means are ±1/2, weighted by exp(β (Q - V))

@@ -9,7 +9,9 @@ import pytest
 
 from c4rl.core.errors import InputError
 from c4rl.environments.tasks import TASKS
-from c4rl.jobs.config import TrainConfig, field_names, from_json, published_fields, to_json
+from c4rl.jobs.config import TrainConfig, field_names
+from c4rl.jobs.config_file import from_json, to_json
+from c4rl.jobs.preset_fields import published_fields
 from c4rl.jobs.presets.published import PUBLISHED
 from c4rl.jobs.registry import ALGORITHMS
 

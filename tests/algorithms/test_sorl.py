@@ -12,7 +12,8 @@ from sklearn.metrics import adjusted_rand_score
 from c4rl.algorithms.sorl import SORL
 from c4rl.core.errors import InputError
 from c4rl.data.dataset import Dataset
-from c4rl.jobs.config import TrainConfig, published_fields
+from c4rl.jobs.config import TrainConfig
+from c4rl.jobs.preset_fields import published_fields
 from c4rl.jobs.presets.published import PUBLISHED
 from c4rl.plugins.seams import Plugins
 from c4rl.plugins.style_sampler import StyleSampler, StyleSamplerConfig

@@ -23,7 +23,7 @@ from c4rl.training.launch import Launch
 from tests.helpers import CPU, advance, make_launch, small_config, small_dataset, with_trajectories
 
 
-def lane_of(form: C4Config, seeds: tuple[int, ...] = (0,), data: Dataset | None = None, **values: Any) -> Launch:
+def launch_of(form: C4Config, seeds: tuple[int, ...] = (0,), data: Dataset | None = None, **values: Any) -> Launch:
     data = with_trajectories(small_dataset(), 10) if data is None else data
     return make_launch(small_config("cql", ("c4",), seeds, plugin_options=(form,), **values), data)
 
@@ -182,7 +182,7 @@ def two_groups(rows: int = 400) -> Dataset:
 @pytest.mark.parametrize("drop_small", [True, False])
 def test_the_first_clusters_are_of_state_and_action_and_drawn_equally(sampler: Any, drop_small: bool) -> None:
     form = C4Config(K=2, period=3, sampler=sampler, drop_small=drop_small, initial_clusters="state_action")
-    launch = lane_of(form, seeds=(0, 1), data=two_groups())
+    launch = launch_of(form, seeds=(0, 1), data=two_groups())
     clustering = plugin_of(launch).clustering
     torch.testing.assert_close(clustering.tables.weights, torch.full((2, 2), 0.5, dtype=torch.float64))
     for step in range(1, 20):
@@ -198,7 +198,7 @@ def test_the_first_clusters_are_of_state_and_action_and_drawn_equally(sampler: A
 def test_later_clusters_are_those_of_the_gradients() -> None:
     plain = C4Config(K=2, period=3, mixture_start="cold")
     forms = [plain, replace(plain, initial_clusters="state_action")]
-    launches = [lane_of(form, data=two_groups()) for form in forms]
+    launches = [launch_of(form, data=two_groups()) for form in forms]
     for launch in launches:
         plugin_of(launch).refresh(launch.algorithm, 3)  # of the same untrained critic
     tables = [plugin_of(launch).clustering.tables.state() for launch in launches]
@@ -236,7 +236,7 @@ def dot_product(launch: Launch, batch: Any, next_pairs: Tensor, valid: Tensor) -
 @pytest.mark.parametrize("mask", [True, False])
 def test_the_penalty_loses_its_next_actions_at_the_first_refit(zeroed: bool, mask: bool) -> None:
     form = C4Config(K=2, period=2, estimator="dot_product", lambda_=0.3, zero_next_actions=zeroed, mask_invalid=mask)
-    launch = lane_of(form, seeds=(0, 1))
+    launch = launch_of(form, seeds=(0, 1))
     for updates in (1, 1, 1):  # the refit is after the second
         found, batch = penalty_of(launch)
         pairs = batch.next_state_actions.clone()
@@ -255,7 +255,7 @@ def test_without_the_mask_all_rows_shape_the_mixture() -> None:
     for mask in (True, False):
         data = with_trajectories(small_dataset(400), 4)
         far = np.float32(200) * ~data.next_action_valid[:, None]
-        launch = lane_of(C4Config(K=2, mask_invalid=mask), data=replace(data, observations=data.observations + far))
+        launch = launch_of(C4Config(K=2, mask_invalid=mask), data=replace(data, observations=data.observations + far))
         mixture = plugin_of(launch).clustering.mixture
         assert mixture is not None
         spread[mask] = float(mixture.scale.max())
@@ -264,7 +264,7 @@ def test_without_the_mask_all_rows_shape_the_mixture() -> None:
 
 @pytest.mark.parametrize("average", [True, False])
 def test_refits_overwrite_both_critics_by_their_average(average: bool) -> None:
-    launch = lane_of(C4Config(K=2, period=3, average_critics=average), seeds=(0, 1))
+    launch = launch_of(C4Config(K=2, period=3, average_critics=average), seeds=(0, 1))
     critic, target = launch.algorithm.critics  # type: ignore[misc]
     advance(launch, 2)
     launch.update(3)
@@ -282,7 +282,7 @@ def test_refits_overwrite_both_critics_by_their_average(average: bool) -> None:
 
 @pytest.mark.parametrize("network", ["target", "online"])
 def test_the_network_that_gives_the_next_gradients(network: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    launch = advance(lane_of(C4Config(K=2, period=100, next_features=network)), 3)
+    launch = advance(launch_of(C4Config(K=2, period=100, next_features=network)), 3)
     seen: list[Any] = []
     monkeypatch.setattr(plugin_of(launch).clustering, "refresh", lambda gradients, *rest: seen.append(gradients) or {})
     plugin_of(launch).refresh(launch.algorithm, 100)

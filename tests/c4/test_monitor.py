@@ -8,7 +8,7 @@ import torch
 
 from c4rl.plugins.c4.monitor import CrossCovarianceMonitor
 from c4rl.plugins.c4.plugin import C4Config
-from tests.c4.test_plugin_behaviour import each_algorithm, each_mode, lane_of
+from tests.c4.test_plugin_behaviour import each_algorithm, each_mode, launch_of
 from tests.helpers import advance
 
 KEYS = {"td_A", "td_B", "td_C"} | {
@@ -19,9 +19,9 @@ KEYS = {"td_A", "td_B", "td_C"} | {
 @each_algorithm
 def test_the_monitor_reports_its_traces_for_any_critic_on_the_same_rows_for_every_seed(algorithm: str) -> None:
     launches = {
-        "alone": lane_of(algorithm, None, seeds=(3, 8), monitor=True),
-        "with c4": lane_of(algorithm, C4Config(K=2), seeds=(3, 8)),
-        "another seed": lane_of(algorithm, None, seeds=(8,), monitor=True),
+        "alone": launch_of(algorithm, None, seeds=(3, 8), monitor=True),
+        "with c4": launch_of(algorithm, C4Config(K=2), seeds=(3, 8)),
+        "another seed": launch_of(algorithm, None, seeds=(8,), monitor=True),
     }
     reports = {name: launch.refresh(200) for name, launch in launches.items()}
     for name, launch in launches.items():
@@ -38,7 +38,7 @@ def test_the_monitor_reports_its_traces_for_any_critic_on_the_same_rows_for_ever
 
 @each_mode
 def test_the_monitors_numbers_are_numpys_covariance(mode: Any) -> None:
-    launch = lane_of("td3_bc", None, monitor=True)
+    launch = launch_of("td3_bc", None, monitor=True)
     report = advance(launch, 3).refresh(200)[0]
     batch = next(p for p in launch.plugins.all if isinstance(p, CrossCovarianceMonitor)).batch
     assert launch.algorithm.critics is not None
@@ -62,8 +62,8 @@ def test_the_monitors_numbers_are_numpys_covariance(mode: Any) -> None:
 
 
 def test_without_a_critic_there_is_nothing_to_monitor() -> None:
-    assert advance(lane_of("bc", None, monitor=True), 1).refresh(200) == {}
+    assert advance(launch_of("bc", None, monitor=True), 1).refresh(200) == {}
 
 
 def test_without_asking_there_is_no_monitor() -> None:
-    assert advance(lane_of("td3_bc", None), 1).refresh(200) == {}
+    assert advance(launch_of("td3_bc", None), 1).refresh(200) == {}

@@ -9,7 +9,9 @@ import pytest
 
 from c4rl.core.errors import InputError
 from c4rl.environments.tasks import TASKS
-from c4rl.jobs.config import TrainConfig, empty_config, from_json, preset_fields, to_json
+from c4rl.jobs.config import TrainConfig, empty_config
+from c4rl.jobs.config_file import from_json, to_json
+from c4rl.jobs.preset_fields import preset_fields
 from c4rl.jobs.presets.c4 import PRESETS, preset
 from c4rl.plugins.c4.plugin import C4Config
 from tests.cli.support import SMALL, assert_same_tensors, listing, run, save_npz, summary

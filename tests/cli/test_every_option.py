@@ -36,10 +36,11 @@ from c4rl.cli.train import config_of
 from c4rl.core.declarations import check_value, declaration, expected, flag_of, is_tuple, plain_name
 from c4rl.core.errors import InputError
 from c4rl.diagnostics.fitted_q import FittedQConfig
-from c4rl.jobs.config import TrainConfig, to_json
+from c4rl.jobs.behaviour_config import BehaviourConfig
+from c4rl.jobs.config import TrainConfig
+from c4rl.jobs.config_file import to_json
 from c4rl.jobs.registry import ALGORITHMS, PLUGINS
 from c4rl.results.speed import SpeedOptions
-from c4rl.training.behaviour import BehaviourConfig
 from tests.cli.support import run
 
 

@@ -23,9 +23,9 @@ from safetensors.numpy import load, save
 
 from c4rl.cli import bench, data, demo, evaluate, export, table, tasks, train, train_behaviour
 from c4rl.core.declarations import flag_of
+from c4rl.jobs.behaviour_config import BehaviourConfig
 from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.registry import ALGORITHMS, PLUGINS
-from c4rl.training.behaviour import BehaviourConfig
 from c4rl.training.launch import Launch
 from tests.cli.support import SMALL, listing, run, save_npz
 from tests.data.test_fuzzed_files import damaged_bytes, fuzz

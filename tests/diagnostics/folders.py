@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from c4rl.core.files import write_json
-from c4rl.jobs.config import to_json
+from c4rl.jobs.config_file import to_json
 from c4rl.jobs.runs import runs_of
 from tests.helpers import small_config
 

@@ -14,7 +14,8 @@ from tests.results.conftest import METHODS, TASKS, Trained, small_table
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
-from c4rl.results.figures import FIGURES, STYLES, _styled, draw
+from c4rl.results.figure_parts import STYLES, styled
+from c4rl.results.figures import FIGURES, draw
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -76,7 +77,7 @@ def test_methods_without_runs_are_named(trained: Trained) -> None:
 
 def test_lines_can_be_told_apart_in_grey() -> None:
     looks = [
-        (str(style["linestyle"]), style["marker"]) for _, style in _styled([str(i) for i in range(2 * len(STYLES))])
+        (str(style["linestyle"]), style["marker"]) for _, style in styled([str(i) for i in range(2 * len(STYLES))])
     ]
     assert len(set(looks)) == len(looks), "dashes and markers alone tell them apart"
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import c4rl.training.loop as loop
+import c4rl.training.scorekeeper as scorekeeper
 from c4rl.data.packing import pack_datasets
 from c4rl.plugins.c4.plugin import C4Config
 from c4rl.training.checkpoint import Progress, load_checkpoint, save_checkpoint
@@ -166,7 +167,7 @@ def test_after_an_error_nothing_is_written_that_could_count_on_it(
 
     updates = written(monkeypatch)
     at_update(monkeypatch, 29, lambda launch: queued.set())  # the checkpoint of update 28 comes next
-    monkeypatch.setattr(loop, "save_policies", broken)
+    monkeypatch.setattr(scorekeeper, "save_policies", broken)
     with pytest.raises(Broken):
         run(*command(plain_data, tmp_path / "job"))
     assert updates == [0, 14]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import c4rl.training.evaluation as evaluation_module
-import c4rl.training.loop as loop
+import c4rl.training.scorekeeper as scorekeeper
 from c4rl.training.background import MOST_PENDING, PendingEvaluations
 from c4rl.training.checkpoint import load_checkpoint
 from c4rl.training.evaluation import SimulatorEvaluation, SimulatorScores
@@ -296,7 +296,7 @@ def test_a_run_that_fails_is_scored_before_and_after_as_it_was(
     """It fails while its first two evaluations are under way; those are of the run as it was then."""
     folders = {background: tmp_path / background for background in ("no", "yes")}
     saved: dict[str, list[tuple[str, dict[Any, int]]]] = {"no": [], "yes": []}
-    save = loop.save_policies
+    save = scorekeeper.save_policies
     slow.until = lambda number: slow.update >= 90
     with pytest.MonkeyPatch.context() as monkeypatch:
         update = Launch.update
@@ -313,7 +313,7 @@ def test_a_run_that_fails_is_scored_before_and_after_as_it_was(
                 saved[background].append((path.name, updates))
                 save(path, policies, updates, failed)
 
-            monkeypatch.setattr(loop, "save_policies", saving)
+            monkeypatch.setattr(scorekeeper, "save_policies", saving)
             assert run(*command(folder, background=background)) == 1
     frozen = next(iter(summary(folders["yes"])["stopped"].values()))
     assert frozen["update"] == 49

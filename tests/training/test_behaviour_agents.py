@@ -19,8 +19,9 @@ from c4rl.data.collection import Collector
 from c4rl.data.policy_files import read_policies
 from c4rl.environments.goal_ant import symmetries
 from c4rl.environments.tasks import get_task
+from c4rl.jobs.behaviour_config import BehaviourConfig
 from c4rl.plugins.seams import Plugins
-from c4rl.training.behaviour import BehaviourConfig, BehaviourTraining, open_training, train_together
+from c4rl.training.behaviour import BehaviourTraining, open_training, train_together
 
 HOPPER = get_task("hopper-expert")
 

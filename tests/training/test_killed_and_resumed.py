@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import c4rl.training.checkpoint as checkpoint_module
-import c4rl.training.loop as loop
+import c4rl.training.scorekeeper as scorekeeper
 from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.training import event_file
 from c4rl.training.checkpoint import Progress, load_checkpoint
@@ -109,9 +109,9 @@ def test_asked_to_stop_during_an_evaluation(
     folder = tmp_path / "job"
     evaluate = HeldOutEvaluation.__call__
 
-    def interrupted(self: HeldOutEvaluation, launches: list[Launch], policies: Policies) -> dict[int, dict[str, Any]]:
+    def interrupted(self: HeldOutEvaluation, launches: list[Launch]) -> dict[int, dict[str, Any]]:
         os.kill(os.getpid(), signal.SIGINT)
-        return evaluate(self, launches, policies)
+        return evaluate(self, launches)
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(HeldOutEvaluation, "__call__", interrupted)
@@ -168,14 +168,14 @@ def _while_a_checkpoint_is_half_written(monkeypatch: pytest.MonkeyPatch) -> None
 
 def _between_the_policies_and_the_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the third evaluation, whose policies are then newer than the checkpoint."""
-    save = loop.save_policies
+    save = scorekeeper.save_policies
 
     def cut(path: Path, policies: Policies, update: dict[int, int], failed: dict[int, str]) -> None:
         save(path, policies, update, failed)
         if path.name == "policy_last.safetensors" and 180 in update.values():
             raise PowerCut
 
-    monkeypatch.setattr(loop, "save_policies", cut)
+    monkeypatch.setattr(scorekeeper, "save_policies", cut)
 
 
 @pytest.mark.parametrize(

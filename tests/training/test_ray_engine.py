@@ -18,7 +18,7 @@ import pytest
 
 from c4rl.cli.train import config_of
 from c4rl.data.recording import record
-from c4rl.jobs.config import to_json
+from c4rl.jobs.config_file import to_json
 from c4rl.results import bench_tables, tables
 from c4rl.results.store import Store
 from c4rl.results.tables import Method, ResultTable

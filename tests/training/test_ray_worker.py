@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from c4rl.cli.train import config_of
-from c4rl.jobs.config import to_json
+from c4rl.jobs.config_file import to_json
 from c4rl.training import ray_worker
 from c4rl.training.run_directory import RunDirectory, job_config
 from tests.cli.support import SMALL, run

@@ -13,7 +13,8 @@ import c4rl
 from c4rl.cli import train as command_line
 from c4rl.core.buffer import TransitionBuffer
 from c4rl.data.packing import Scaling, pack_datasets
-from c4rl.jobs.config import TrainConfig, from_json, to_json
+from c4rl.jobs.config import TrainConfig
+from c4rl.jobs.config_file import from_json, to_json
 from c4rl.jobs.runs import dataset_labels, launch_groups, run_config, runs_of
 from c4rl.plugins.c4.clustering import FIT_ROWS
 from c4rl.plugins.c4.plugin import C4Config

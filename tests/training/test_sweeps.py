@@ -13,7 +13,8 @@ from c4rl.algorithms.td3_bc import TD3BC, TD3BCConfig
 from c4rl.core.buffer import TransitionBuffer
 from c4rl.core.options import may_differ, option
 from c4rl.data.packing import pack_datasets
-from c4rl.jobs.config import TrainConfig, from_json, read_config, to_json
+from c4rl.jobs.config import TrainConfig
+from c4rl.jobs.config_file import from_json, read_config, to_json
 from c4rl.jobs.registry import ALGORITHMS
 from c4rl.jobs.runs import Run, launch_groups, run_config, runs_of
 from c4rl.plugins.c4.plugin import C4Config

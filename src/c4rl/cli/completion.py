@@ -6,7 +6,7 @@ from typing import Literal, get_args, get_origin
 
 import tyro
 
-from c4rl.cli.parsing import Arguments, Flag, collected_flags, parse_as
+from c4rl.cli.parsing import Arguments, Flag, declared_by, parse_as
 from c4rl.core.declarations import Options, declaration
 
 Words = dict[str, tuple[str, ...]]  # flag -> the words it may be; none: anything, as a path or a number
@@ -38,7 +38,7 @@ def words_of(commands: Commands) -> dict[str, Words]:
         each += [["--algorithm", DEFAULT_ALGORITHM, "--plugins", one] for one in PLUGINS] if name == "train" else []
         words: Words = {"--help": ()}
         for given in each:
-            for flag in collected_flags(command, given):
+            for flag in declared_by(command, given).flags:
                 words |= {flag.name: _choices(flag)} if not flag.positional else {}
                 words |= {f"--no-{flag.name[2:]}": ()} if flag.field.type is bool else {}
         found[name] = words

@@ -84,23 +84,36 @@ class Flag:
         return self.field.name, Annotated[Any, spec, shown], dataclasses.field(default=default)
 
 
-class FlagsFound(Exception):
+@dataclasses.dataclass(frozen=True)
+class Declared:
+    """What a command declares: its words, its flags, and the values of those that are not given."""
+
+    description: str
+    flags: Sequence[Flag]
+    defaults: Mapping[str, Any]
+
+
+class _DeclarationFound(Exception):
     """Ends a command that was only asked for its flags."""
 
+    def __init__(self, declared: Declared) -> None:
+        self.declared = declared
 
-_collecting: list[list[Flag]] = []
+
+_asking = False  # whether the next `parse` is to answer with what was declared
 
 
-def collected_flags(command: Callable[[Arguments], int], arguments: Arguments) -> list[Flag]:
+def declared_by(command: Callable[[Arguments], int], arguments: Arguments) -> Declared:
     """The flags of a command with these arguments, which does not run."""
-    _collecting.append([])
+    global _asking
+    _asking = True
     try:
         command([*arguments, "--help"])
-    except FlagsFound:
-        pass
+    except _DeclarationFound as found:
+        return found.declared
     finally:
-        found = _collecting.pop()
-    return found
+        _asking = False
+    raise AssertionError(f"{command.__name__} parses nothing")
 
 
 def parse(
@@ -112,10 +125,9 @@ def parse(
     others_follow: bool = False,
 ) -> dict[str, Any]:
     """Values by the names of their fields. defaults: instead of the fields' own; others_follow: ignore other flags."""
-    if _collecting and not others_follow:
-        _collecting[-1].extend(flags)
-        raise FlagsFound
     chosen = {flag.field.name: _default(flag.field) for flag in flags} | dict(defaults or {})
+    if _asking and not others_follow:
+        raise _DeclarationFound(Declared(description or "", flags, chosen))
     given = {argument.partition("=")[0].replace("_", "-").replace("--no-", "--") for argument in arguments}
     switches = {flag.name for flag in flags if flag.field.type is bool}
     for argument in arguments:

@@ -76,7 +76,8 @@ def _choice(arguments: Arguments) -> _Choice:
 
 def config_of(arguments: Arguments) -> "TrainConfig":
     """The job that these arguments of `c4rl train` describe."""
-    from c4rl.jobs.config import TrainConfig, field_names, read_config
+    from c4rl.jobs.config import TrainConfig, field_names
+    from c4rl.jobs.config_file import read_config
     from c4rl.jobs.registry import DEFAULT_ALGORITHM, PLUGINS, PRESET_ALGORITHM, algorithm_class, plugin_names
     from c4rl.jobs.sweeps import read_points
 
@@ -131,7 +132,7 @@ def config_of(arguments: Arguments) -> "TrainConfig":
 
 def _best(choice: _Choice) -> dict[str, Any]:
     """The recipe for the data, of which it must be the same for all."""
-    from c4rl.jobs.config import best_fields
+    from c4rl.jobs.preset_fields import best_fields
 
     for flag, value in (("algorithm", choice.algorithm), ("plugins", choice.plugins)):
         if value:
@@ -149,7 +150,7 @@ def _best(choice: _Choice) -> dict[str, Any]:
 
 def _preset(choice: _Choice, algorithm: str, arguments: Arguments) -> dict[str, Any]:
     """Options may differ between tasks (--by-dataset); a preset that treats their data differently is refused."""
-    from c4rl.jobs.config import fields_by_dataset, preset_fields
+    from c4rl.jobs.preset_fields import fields_by_dataset, preset_fields
 
     found = [preset_fields(choice.preset, algorithm, choice.plugins, task) for task in choice.task or ("none",)]
     given = fields_by_dataset(found)

@@ -31,7 +31,8 @@ def train_behaviour(arguments: Arguments) -> int:
     """Train agents with SAC from nothing, and keep snapshots that record data; run it again to go on."""
     from c4rl.environments.evaluation import available_cores
     from c4rl.environments.tasks import ROBOTS
-    from c4rl.training.behaviour import BehaviourConfig, train_together
+    from c4rl.jobs.behaviour_config import BehaviourConfig
+    from c4rl.training.behaviour import train_together
 
     settings = [flag for flag in flags_of(BehaviourConfig) if flag.field.name != "task"]
     flags = [*flags_of(Flags), *settings]

@@ -24,7 +24,6 @@ from c4rl.data.minari import MAIN_FILE, PREFIX, root_folder
 from c4rl.environments.tasks import TASKS, get_task
 
 ROWS = ("observations", "actions", "rewards", "next_observations", "terminals", "timeouts")
-FORMATS = ("npz", "hdf5", "minari", "d3rlpy")
 SUFFIXES = {".npz": "npz", ".hdf5": "hdf5", ".h5": "hdf5"}
 MINARI_VERSION = "0.5.0"  # of the layout
 

@@ -20,13 +20,6 @@ class Sample(NamedTuple):
     batch: Batch  # [R, n, ...]
 
 
-class Pairs(NamedTuple):
-    """g' of the target critic and g of the critic, [n, m] each, of one run and one of its critics."""
-
-    g_next: Tensor
-    g: Tensor
-
-
 def sample_rows(launch: Launch, size: int, seed: int = 0) -> Sample:
     """All rows with a valid next action or, of more, `size` drawn without replacement."""
     (offset, *_), (length, *_) = launch.buffer.offsets.tolist(), launch.buffer.lengths.tolist()

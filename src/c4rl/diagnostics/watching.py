@@ -16,7 +16,6 @@ from rich.text import Text
 from c4rl.core.errors import InputError
 from c4rl.diagnostics.divergence import first_warning
 from c4rl.jobs.config import TrainConfig
-from c4rl.jobs.registry import algorithm_class
 from c4rl.jobs.runs import RunKey, key_of, runs_of
 from c4rl.training.display import number
 from c4rl.training.run_directory import job_config, job_summary, parse_record
@@ -66,8 +65,7 @@ class JobView:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.config: TrainConfig = job_config(folder)
-        plan = algorithm_class(self.config.algorithm).plan(self.config.options, self.config.updates)
-        self.total = sum(stage.updates for stage in plan)
+        self.total = self.config.total_updates
         self.follower = Follower(folder / "metrics.jsonl")
         self._clear()
         self._first: tuple[float, int] | None = None  # when watching began, and at which update

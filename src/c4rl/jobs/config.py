@@ -1,34 +1,24 @@
 """The typed, frozen description of a training job: what the command line parses and config.json stores."""
 
 import dataclasses
-import hashlib
 import itertools
-import json
 import math
 from collections import ChainMap
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from c4rl.algorithms.algorithm import AlgorithmConfig, Stage
 from c4rl.core.errors import InputError
-from c4rl.core.files import read_json
 from c4rl.core.ops import OFFERED
 from c4rl.core.options import Options, option
 from c4rl.core.subset_kinds import SubsetKind
-from c4rl.core.typed_json import from_dict, jsonable, typed
-from c4rl.data.loading import load_for_task
 from c4rl.data.subsets import CUTS_TRAJECTORIES
-from c4rl.environments.tasks import get_task, imported_by
-from c4rl.jobs.presets.best import BEST, best_for
-from c4rl.jobs.presets.c4 import NO_PRESET, PRESETS, preset, values_of
-from c4rl.jobs.presets.published import PUBLISHED as PUBLISHED_SETTINGS
-from c4rl.jobs.presets.published import published_for
+from c4rl.jobs.presets.best import BEST
+from c4rl.jobs.presets.c4 import NO_PRESET, PRESETS
 from c4rl.jobs.registry import ALGORITHMS, PLUGINS, algorithm_class, plugin_names
-from c4rl.jobs.sweeps import Swept, differences, parse_by_dataset, parse_points, parse_sweep, with_values
+from c4rl.jobs.sweeps import Swept, parse_by_dataset, parse_points, parse_sweep, with_values
 
-CONFIG_VERSION = 1
 PUBLISHED = "published"  # the preset of an algorithm's own publication
 MOST = 10**9  # updates, rows
 MOST_SEED = 2**63 - 1
@@ -197,6 +187,15 @@ class TrainConfig(Options):
         return self.task * len(self.dataset) if len(self.task) == 1 else self.task
 
     @property
+    def stages(self) -> tuple[Stage, ...]:
+        return algorithm_class(self.algorithm).plan(self.options, self.updates)
+
+    @property
+    def total_updates(self) -> int:
+        """Of all stages."""
+        return sum(stage.updates for stage in self.stages)
+
+    @property
     def _sweep(self) -> tuple[Swept, ...]:
         return parse_sweep(self.sweep, (self.options, self.plugin_options), field_names())
 
@@ -239,8 +238,7 @@ class TrainConfig(Options):
                 f"--sweep {' '.join(self.sweep)}" if self.sweep else f"--points {words}" if self.points else by_dataset
             )
             raise InputError(f"{given}: {error}") from None
-        plan = algorithm_class(self.algorithm).plan
-        if _lengths(plan(point.options, self.updates)) != _lengths(plan(self.options, self.updates)):
+        if _lengths(point.stages) != _lengths(self.stages):
             flag = "--points" if self.points else "--sweep"
             raise InputError(f"{flag}: {words} changes the length of a stage, expected runs that all take as long")
 
@@ -257,137 +255,6 @@ def empty_config(algorithm: str, plugins: tuple[str, ...], **values: Any) -> Tra
     return TrainConfig(
         algorithm=algorithm, plugins=chosen or ("none",), options=options, plugin_options=plugin_options, **values
     )
-
-
-def published_fields(algorithm: str, plugins: tuple[str, ...], task: str) -> dict[str, Any]:
-    """The fields of TrainConfig that --preset published gives: the settings of the algorithm's own publication."""
-    task = task if task.startswith("gym:") else get_task(task).name  # with its version
-    matching = published_for(algorithm, task)
-    if not matching:
-        settings = PUBLISHED_SETTINGS.get(algorithm, ())
-        known = ", ".join(dict.fromkeys(pattern for one in settings for pattern in one.tasks)) or "none"
-        raise InputError(f"--preset {PUBLISHED}: '{algorithm}' has no settings for '{task}', expected one of: {known}")
-    options: dict[str, Any] = {}
-    training: dict[str, Any] = {}
-    for published in matching:
-        options |= published.options
-        training |= published.training
-    chosen = plugin_names(plugins, algorithm)
-    return {
-        "preset": PUBLISHED,
-        "plugins": chosen or ("none",),
-        "options": algorithm_class(algorithm).config_type(**options),
-        "plugin_options": tuple(PLUGINS[name][0]() for name in chosen),
-        **training,
-    }
-
-
-def best_fields(path: Path, task: str) -> dict[str, Any]:
-    """The fields of TrainConfig that --preset best gives for this data, the algorithm among them."""
-    recipe = best_for(load_for_task(path, get_task(task), None, None, clip_actions=True))
-    return {
-        "algorithm": recipe.algorithm,
-        "preset": BEST,
-        "plugins": tuple(recipe.plugins),
-        "options": algorithm_class(recipe.algorithm).config_type(**values_of(recipe.options)),
-        "plugin_options": tuple(PLUGINS[name][0](**values_of(own)) for name, own in recipe.plugins.items()),
-        **values_of(recipe.training),
-        "ensemble": 0 if task == "none" else len(recipe.training["seeds"].value),
-    }
-
-
-def preset_fields(name: str, algorithm: str, plugins: tuple[str, ...] | None, task: str) -> dict[str, Any]:
-    """The fields of TrainConfig that a preset gives; plugins: used instead of the preset's own."""
-    if name == PUBLISHED:
-        return published_fields(algorithm, plugins or ("none",), task)
-    if name == NO_PRESET:
-        own = empty_config(algorithm, plugins or ("none",), dataset=(Path(),), output=Path())
-        return {field: getattr(own, field) for field in ("preset", "plugins", "options", "plugin_options")}
-    if not algorithm_class(algorithm).has_critic:
-        raise InputError(f"--preset {name}: C4 acts on a critic, and '{algorithm}' has none")
-    chosen = preset(name, algorithm, task)
-    names = plugin_names(plugins if plugins is not None else chosen.plugins, algorithm)
-    return {
-        "preset": name,
-        "plugins": names or ("none",),
-        "options": algorithm_class(algorithm).config_type(**values_of(chosen.options)),
-        "plugin_options": tuple(PLUGINS[n][0](**values_of(chosen.of_plugins.get(n, {}))) for n in names),
-        **values_of(chosen.training),
-    }
-
-
-def fields_by_dataset(fields: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The fields of one job on several datasets, from those that a preset gives each of them: options of the algorithm
-    and its plug-ins that differ go to `by_dataset`. None where anything else differs."""
-    first, per_dataset = dict(fields[0]), ("options", "plugin_options")
-    for other in fields:
-        if {k: v for k, v in other.items() if k not in per_dataset} != {
-            k: v for k, v in first.items() if k not in per_dataset
-        }:
-            return None
-    words = differences([(other["options"], other["plugin_options"]) for other in fields])
-    return None if words is None else first | ({"by_dataset": tuple(words)} if words else {})
-
-
-def to_json(config: TrainConfig) -> dict[str, Any]:
-    out = dataclasses.asdict(config)
-    out["dataset"], out["output"] = [str(path) for path in config.dataset], str(config.output)
-    for name in ("dataset", "task"):
-        out[name] = out[name][0] if len(out[name]) == 1 else out[name]
-    return {"version": CONFIG_VERSION, **jsonable(out)}
-
-
-def from_json(data: dict[str, Any], origin: str) -> TrainConfig:
-    """Read back what `to_json` wrote; unknown or missing fields are named."""
-    data = dict(data)
-    version = data.pop("version", None)
-    if version != CONFIG_VERSION:
-        raise InputError(f"{origin}: field 'version' is {version}, expected {CONFIG_VERSION}")
-    algorithm = data.get("algorithm")
-    if not isinstance(algorithm, str):
-        raise InputError(f"{origin}: field 'algorithm' is {algorithm!r}, expected a name")
-    field_of_plugins = next(f for f in dataclasses.fields(TrainConfig) if f.name == "plugins")
-    plugins = typed(field_of_plugins, data.get("plugins", []), origin)
-    try:
-        kind, chosen = algorithm_class(algorithm), plugin_names(plugins, algorithm)
-    except InputError as error:
-        raise InputError(f"{origin}: {error}") from None
-    options = from_dict(kind.config_type, data.pop("options", {}), origin)
-    stored = data.pop("plugin_options", [])
-    if not isinstance(stored, list | tuple) or len(stored) != len(chosen):
-        raise InputError(f"{origin}: field 'plugin_options' is {stored}, expected one object for each of {chosen}")
-    plugin_options = tuple(
-        from_dict(PLUGINS[name][0], values, origin) for name, values in zip(chosen, stored, strict=True)
-    )
-    for name in ("dataset", "task"):  # a single one is stored as text
-        data |= {name: [data[name]]} if isinstance(data.get(name), str) else {}
-    return from_dict(TrainConfig, data, origin, options=options, plugin_options=plugin_options)
-
-
-def read_config(path: Path, allow_import: bool = False) -> TrainConfig:
-    """The config in this file or folder. A task that imports a module is refused unless that is allowed."""
-    path = path / "config.json" if path.is_dir() else path
-    config = from_json(stored_config(path), str(path))
-    for task in config.task:
-        if (module := imported_by(task)) is not None and not allow_import:
-            raise InputError(
-                f"{path}: the task '{task}' imports and runs the Python module '{module}', expected --allow-import if "
-                "you trust it"
-            )
-    return config
-
-
-def stored_config(path: Path) -> dict[str, Any]:
-    data = read_json(path, "a config.json written by c4rl train")
-    if not isinstance(data, dict):
-        raise InputError(f"{path}: found a {type(data).__name__}, expected the object written by c4rl train")
-    return data
-
-
-def digest(stored: dict[str, Any]) -> str:
-    """Of a stored config, without what may change when the job is resumed."""
-    fixed = {name: value for name, value in stored.items() if name not in (*RESUMABLE, "output")}
-    return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
 
 
 def field_names() -> list[str]:

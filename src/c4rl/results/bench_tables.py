@@ -18,7 +18,8 @@ from c4rl.algorithms.algorithm import Stage
 from c4rl.core.declarations import plain_name
 from c4rl.core.errors import InputError
 from c4rl.environments.tasks import get_task
-from c4rl.jobs.config import TrainConfig, to_json
+from c4rl.jobs.config import TrainConfig
+from c4rl.jobs.config_file import to_json
 from c4rl.jobs.registry import algorithm_class
 from c4rl.jobs.runs import runs_of
 from c4rl.jobs.sweeps import differences

@@ -15,7 +15,8 @@ from c4rl.core.errors import InputError
 from c4rl.data.recording import record
 from c4rl.diagnostics.diagnose import diagnose, save
 from c4rl.environments.tasks import Task, get_task, missing
-from c4rl.jobs.config import TrainConfig, best_fields, empty_config
+from c4rl.jobs.config import TrainConfig, empty_config
+from c4rl.jobs.preset_fields import best_fields
 from c4rl.jobs.registry import algorithm_class
 from c4rl.results.maze_panel import draw_policies
 from c4rl.results.report import write_report

@@ -86,8 +86,12 @@ def measure_speeds(options: SpeedOptions) -> int:
     numbers = f"{options.observation_dim} + {options.action_dim} numbers"
     print(f"updates per second on {device.type}, {options.precision}, {options.rows:,} rows, {numbers}")
     print(_line(columns, [column.heading for column in columns]))
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    where = {"device": device.type, "name": name, "threads": torch.get_num_threads(), "precision": options.precision}
+    where = {
+        "device": device.type,
+        "name": machine_name(device),
+        "threads": torch.get_num_threads(),
+        "precision": options.precision,
+    }
     networks = {n: value for n in ("hidden_layers", "hidden_width") if (value := getattr(options, n)) is not None}
     results: list[dict[str, Any]] = []
     for algorithm in options.algorithms:
@@ -96,7 +100,7 @@ def measure_speeds(options: SpeedOptions) -> int:
         for variant, count in itertools.product(variants, counts):
             config = bench_config(algorithm, variant, count)
             config = replace(config, options=replace(config.options, **networks))
-            for index, stage in enumerate(algorithm_class(algorithm).plan(config.options, config.updates)):
+            for index, stage in enumerate(config.stages):
                 what = {"algorithm": algorithm, "stage": stage.name, "plugins": variant, "runs": count}
                 results.append(what | _measure_one(config, data, device, options.seconds, index, options.precision))
                 print(_line(columns, [column.cell(results[-1]) for column in columns]), flush=True)
@@ -104,6 +108,10 @@ def measure_speeds(options: SpeedOptions) -> int:
                     found = {"shape": shape | networks, "machine": where | versions(), "results": results}
                     write_json(options.json, found)
     return 0
+
+
+def machine_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu {platform.machine()}"
 
 
 class Measurement(NamedTuple):
@@ -249,12 +257,16 @@ def calls_per_second(advance: Callable[[], Any], seconds: float, device: torch.d
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
+    def timed(count: int) -> float:
+        settle()
+        began = time.perf_counter()
+        for _ in range(count):
+            advance()
+        settle()
+        return time.perf_counter() - began
+
     for _ in range(warm_up):
         advance()
-    settle()
-    began, count = time.perf_counter(), 0
-    while time.perf_counter() - began < seconds or count < 3:
-        advance()
-        count += 1
-    settle()
-    return count / (time.perf_counter() - began)
+    few = 3
+    count = max(few, round(seconds * few / timed(few)))  # known in advance: a GPU queues calls faster than it does them
+    return count / timed(count)

@@ -4,7 +4,6 @@ A measurement is a file that `c4rl bench speed --json` writes; one file per cell
 """
 
 import json
-import platform
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -12,11 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import torch
-
 from c4rl.core.errors import InputError
 from c4rl.jobs.registry import algorithm_class
-from c4rl.results.speed import SpeedOptions, Variant, measure_speeds, spread
+from c4rl.results.speed import SpeedOptions, Variant, machine_name, measure_speeds, spread
 from c4rl.results.table_text import MISSING, Rows
 from c4rl.results.tables import paper
 from c4rl.training.preparation import choose_device
@@ -180,9 +177,7 @@ def speed_caption(table: SpeedTable, measured: Measured) -> str:
 
 
 def machine_folder(speeds: Path, device: str, precision: str) -> Path:
-    chosen = choose_device(device)
-    name = torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else f"cpu {platform.machine()}"
-    return speeds / re.sub(r"\W+", "_", f"{name} {precision}").lower()
+    return speeds / re.sub(r"\W+", "_", f"{machine_name(choose_device(device))} {precision}").lower()
 
 
 def missing(table: SpeedTable, folder: Path) -> list[Case]:

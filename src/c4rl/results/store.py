@@ -20,7 +20,8 @@ from c4rl.core.declarations import declaration
 from c4rl.core.errors import InputError
 from c4rl.core.files import read_json, replacing
 from c4rl.environments.tasks import get_task, imported_by, physics
-from c4rl.jobs.config import TrainConfig, to_json
+from c4rl.jobs.config import TrainConfig
+from c4rl.jobs.config_file import to_json
 from c4rl.jobs.registry import PLUGINS, algorithm_class
 from c4rl.jobs.runs import Run, ensembles_of, key_of, run_config, runs_of
 from c4rl.training.run_directory import job_config, job_summary, read_metrics

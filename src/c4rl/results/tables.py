@@ -12,7 +12,8 @@ import numpy as np
 from c4rl.core.curves import late_mean
 from c4rl.core.errors import InputError
 from c4rl.environments.tasks import PHYSICS
-from c4rl.jobs.config import TrainConfig, preset_fields
+from c4rl.jobs.config import TrainConfig
+from c4rl.jobs.preset_fields import preset_fields
 from c4rl.jobs.presets.best import BEST, RECIPES
 from c4rl.jobs.presets.c4 import values_of
 from c4rl.jobs.registry import algorithm_class

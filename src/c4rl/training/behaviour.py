@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,140 +23,31 @@ from safetensors.numpy import save_file
 from torch import Tensor
 
 from c4rl.algorithms.sac import SAC, SACConfig
-from c4rl.core.buffer import TransitionBuffer, UniformSampler
-from c4rl.core.declarations import Options, option
 from c4rl.core.errors import InputError
 from c4rl.core.files import read_json, replacing, write_json
 from c4rl.core.networks import Stack
-from c4rl.core.numpy_policy import NumpyPolicy
-from c4rl.core.policies import GaussianPolicy
 from c4rl.core.random import Streams
 from c4rl.core.version import __version__
-from c4rl.data.collection import GROUP, Collector
+from c4rl.data.collection import Collector
 from c4rl.data.policy_files import write_gaussian
 from c4rl.environments.evaluation import EvaluationPool
-from c4rl.environments.making import make_environment, symmetries_of
+from c4rl.environments.making import make_environment
 from c4rl.environments.tasks import Task, get_task, missing, simulator
+from c4rl.jobs.behaviour_config import BLOCK, BehaviourConfig
 from c4rl.plugins.layer_norm import LayerNorm, LayerNormConfig
 from c4rl.plugins.seams import Plugins
+from c4rl.training.behaviour_policies import mean_policies, policy_arrays
 from c4rl.training.cuda_graph import GraphedCalls
 from c4rl.training.preparation import choose_device
+from c4rl.training.replay import Replay
 
 Array = np.ndarray
 
-BLOCK = 32  # steps of each environment with one policy
 TURN = 4  # updates of one robot before the next one's
 WAIT_SECONDS = 2e-4  # where all wait for the device and simulators
 EVALUATION_SEED = 10_000
 LINE_SECONDS = 10.0  # between two lines of progress
 PATIENCE_SECONDS = 20.0  # for evaluations under way when the time is up
-
-
-@dataclass(frozen=True)
-class BehaviourConfig(Options):
-    """All that an agent depends on, but for `device`."""
-
-    task: str
-    """The task's simulator that it learns in."""
-    steps: int = option(1_000_000, at_least=1, at_most=10**9)
-    """Environment steps of each agent."""
-    seeds: tuple[int, ...] = option((0,), at_least=0, at_most=2**31)
-    """One agent each; they train together."""
-    envs: int = option(16, at_least=GROUP, at_most=10_000)
-    """Environments of each agent, a multiple of 8."""
-    updates_per_step: float = option(0.5, above=0, at_most=100)
-    """Updates per environment step."""
-    random_steps: int = option(10_000, at_least=1, at_most=10**9)
-    """First steps, with uniform actions and without updates."""
-    replay: int = option(1_000_000, at_least=1, at_most=10**9)
-    """The latest rows, from which batches are drawn."""
-    batch_size: int = option(256, at_least=2, at_most=1_000_000)
-    """Rows per update."""
-    hidden_width: int = option(256, at_least=1, at_most=100_000)
-    """Units of each of the two hidden layers."""
-    lr: float = option(3e-4, above=0, at_most=1)
-    """Adam's step size for policy, critics and temperature."""
-    layer_norm: bool = False
-    """LayerNorm in the critics."""
-    snapshot_every: int = option(50_000, at_least=1, at_most=10**9)
-    """Steps between two snapshots of the policies."""
-    evaluate_every: int = option(50_000, at_least=1, at_most=10**9)
-    """Steps between two evaluations of the policies, without noise."""
-    evaluation_episodes: int = option(5, at_least=0, at_most=1000)
-    """Episodes of an evaluation; 0: none."""
-    checkpoint_every: int = option(250_000, at_least=1, at_most=10**9)
-    """Steps between two checkpoints, from which a killed training goes on; they hold all rows."""
-    device: str = option("auto", incidental=True)
-    """auto, cpu, cuda or cuda:N."""
-
-    def check(self) -> None:
-        if self.envs % GROUP:
-            raise InputError(f"--envs: found {self.envs}, expected a multiple of {GROUP}")
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise InputError(f"--seeds: found {' '.join(map(str, self.seeds)) or 'none'}, expected different ones")
-
-    @property
-    def block_rows(self) -> int:
-        return BLOCK * self.envs
-
-
-def policy_arrays(actor: GaussianPolicy, low: Array, high: Array) -> dict[str, Array]:
-    """R policies in the form of docs/recording.md, [R, ...] each."""
-    weights, biases = ([p.detach()[:, 0].cpu().numpy() for p in own] for own in (actor.mlp.weights, actor.mlp.biases))
-    out: dict[str, Array] = {"n_hidden": np.array(len(weights) - 1)}
-    for i, (w, b) in enumerate(zip(weights[:-1], biases[:-1], strict=True)):
-        out |= {f"w{i}": w, f"b{i}": b}
-    (runs, inputs, _), a = weights[0].shape, actor.action_dim
-    out |= {"w_mean": weights[-1][..., :a], "b_mean": biases[-1][..., :a]}
-    out |= {"w_log_std": weights[-1][..., a:], "b_log_std": biases[-1][..., a:]}
-    out |= {"obs_mean": np.zeros((runs, inputs), np.float32), "obs_std": np.ones((runs, inputs), np.float32)}
-    out |= {"log_std_min": np.array(-5, np.float32), "log_std_max": np.array(2, np.float32)}
-    out |= {"activation": np.array("relu"), "squash": np.array("tanh"), "action_low": low, "action_high": high}
-    return out
-
-
-def _mean_policies(arrays: dict[str, Array]) -> list[NumpyPolicy]:
-    """The same without noise."""
-    layers = [(arrays[f"w{i}"], arrays[f"b{i}"]) for i in range(int(arrays["n_hidden"]))]
-    layers.append((arrays["w_mean"], arrays["b_mean"]))
-    return [
-        NumpyPolicy(
-            tuple(w[run] for w, _ in layers),
-            tuple(b[run] for _, b in layers),
-            arrays["obs_mean"][run],
-            arrays["obs_std"][run],
-            arrays["action_low"],
-            arrays["action_high"],
-        )
-        for run in range(len(arrays["w_mean"]))
-    ]
-
-
-class Replay:
-    """The latest rows of every run, on the device. Batches are drawn from the rows there are."""
-
-    def __init__(self, config: BehaviourConfig, widths: tuple[int, int], device: torch.device) -> None:
-        blocks = -(-min(config.replay, config.steps + config.block_rows) // config.block_rows)
-        self.capacity, runs = blocks * config.block_rows, len(config.seeds)
-        self.packed = torch.zeros(runs, self.capacity, 2 * sum(widths) + 3, device=device)
-        none = torch.zeros(0, dtype=torch.int32, device=device)
-        self.buffer = TransitionBuffer(self.packed.flatten(0, 1), none, widths, [self.capacity] * runs, range(runs))
-        self.written = 0  # rows of each run, ever
-
-    def append(self, rows: Array) -> None:
-        """rows [R, n, width]; the capacity is a multiple of n."""
-        place = self.written % self.capacity
-        self.packed[:, place : place + rows.shape[1]] = torch.from_numpy(rows).to(self.packed.device)
-        self.written += rows.shape[1]
-        self.mark()
-
-    def mark(self) -> None:
-        """In place: a captured graph draws from what is there now."""
-        self.buffer.lengths.fill_(self.held)
-
-    @property
-    def held(self) -> int:
-        return min(self.written, self.capacity)
 
 
 class BehaviourTraining:
@@ -165,19 +56,15 @@ class BehaviourTraining:
         self.task: Task = get_task(config.task)
         self.device = choose_device(config.device)
         space = _action_space(self.task)
-        self.turns = _turns(self.task, config.batch_size, self.device)
         self.low, self.high = np.asarray(space.low, np.float32), np.asarray(space.high, np.float32)
-        assert self.task.observation_dim is not None and self.task.action_dim is not None
-        widths = self.task.observation_dim, self.task.action_dim
-        self.replay = Replay(config, widths, self.device)
-        self.sampler = UniformSampler(self.replay.buffer)
+        self.replay = Replay(config, self.task, self.device)
         self.step = torch.zeros((), dtype=torch.int64, device=self.device)
         self.streams = Streams(list(config.seeds), self.step)
         own = SACConfig(
             hidden_width=config.hidden_width, actor_lr=config.lr, critic_lr=config.lr, batch_size=config.batch_size
         )
         plugins = Plugins([LayerNorm(LayerNormConfig())] if config.layer_norm else [])
-        self.algorithm = SAC(own, Stack(config.seeds, *widths, self.device), self.streams, plugins)
+        self.algorithm = SAC(own, Stack(config.seeds, *self.replay.buffer.widths, self.device), self.streams, plugins)
         self._graphed = GraphedCalls(self._update) if self.device.type == "cuda" else None
         self._metrics: dict[str, Tensor] = {}
         self.blocks, self.updates = 0, 0
@@ -189,11 +76,7 @@ class BehaviourTraining:
 
     def _update(self, step: int) -> dict[str, Tensor]:
         self.step.add_(1)
-        buffer, rows = self.replay.buffer, self.sampler.rows(self.streams, self.config.batch_size)
-        batch = buffer.gather(rows)
-        if self.turns is not None:  # an equal part of the batch by each symmetry
-            packed = buffer.packed.index_select(0, rows.flatten()).view(*rows.shape, -1)
-            batch = buffer.unpack((packed.unflatten(1, (len(self.turns), -1)) @ self.turns).flatten(1, 2))
+        batch = self.replay.batch(self.streams)
         return {name: value.detach() for name, value in self.algorithm.update(batch, step, batch).items()}
 
     def _updates_of(self, block: int) -> int:
@@ -249,7 +132,7 @@ class BehaviourTraining:
                     self._save_snapshot()
                     self._log()
                 if pool is not None and due(config.evaluate_every):
-                    returns = pool.submit(_mean_policies(self.policies()), config.evaluation_episodes, EVALUATION_SEED)
+                    returns = pool.submit(mean_policies(self.policies()), config.evaluation_episodes, EVALUATION_SEED)
                     self._evaluations.append((self.steps, returns))
                 self._log_evaluations()
                 if time.monotonic() - last_line > LINE_SECONDS or done:
@@ -350,20 +233,6 @@ class BehaviourTraining:
         self.replay.written, self.returns = progress["written"], json.loads(facts["returns"])
         self.replay.mark()
         self.step.fill_(self.updates)
-
-
-def _turns(task: Task, batch_size: int, device: torch.device) -> Tensor | None:
-    """The simulator's symmetries as matrices on packed rows, [K, width, width]."""
-    if (found := symmetries_of(task)) is None:
-        return None
-    observations, actions = (torch.from_numpy(matrices).to(device) for matrices in found)
-    if batch_size % len(observations):
-        raise InputError(
-            f"--batch-size: found {batch_size}, expected a multiple of {len(observations)} for {task.name}"
-        )
-    same = torch.ones(1, 1, device=device)
-    pairs = zip(observations, actions, strict=True)
-    return torch.stack([torch.block_diag(s, a, s, a, same, same, same) for s, a in pairs])
 
 
 def _action_space(task: Task) -> Any:

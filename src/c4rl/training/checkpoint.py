@@ -5,7 +5,9 @@ Random numbers are a function of (seed, stream, update), so the update's number 
 
 import json
 import os
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -61,6 +63,15 @@ class Progress:
     environment: str | None = None  # the simulator of the scores so far
     threads: int = 0  # of the CPU; 0: not known
     evaluations: int = -1  # lines of metrics.jsonl that hold one, of all runs together; -1: not known
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Counts the time within it as evaluation."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.evaluation_seconds += time.monotonic() - began
 
 
 def save_checkpoint(path: Path, states: Mapping[Any, RunState], progress: Progress) -> None:

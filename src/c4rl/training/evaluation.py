@@ -62,9 +62,6 @@ class SimulatorEvaluation:
         episodes = len(self.tasks) * config.eval_episodes
         self.workers = max(1, min(math.ceil(cores / len(set(self.tasks.values()))), episodes))  # of each task
 
-    def __call__(self, launches: list[Launch], policies: Mapping[RunKey, NumpyPolicy]) -> dict[RunKey, dict[str, Any]]:
-        return self.submit(policies).result()
-
     def submit(self, policies: Mapping[RunKey, NumpyPolicy]) -> SimulatorScores:
         """Start, without waiting."""
         by_task = []
@@ -117,7 +114,7 @@ class HeldOutEvaluation:
         self.rows = "held_out" if kept else "training"
         self.buffer = pack_datasets(kept, training.packed.device) if kept else training.sample(MOST_TRAINING_ROWS)
 
-    def __call__(self, launches: list[Launch], policies: Mapping[RunKey, NumpyPolicy]) -> dict[RunKey, dict[str, Any]]:
+    def __call__(self, launches: list[Launch]) -> dict[RunKey, dict[str, Any]]:
         out: dict[RunKey, dict[str, Any]] = {}
         for launch in launches:
             buffer = self.buffer.for_runs([run.data for run in launch.runs])
@@ -146,9 +143,6 @@ class HeldOutEvaluation:
         error = launch.algorithm.temporal_difference(batch)
         zero = torch.zeros_like(distance)
         return ((error.double().square().mean(1) * inside).sum(1).cpu() if error is not None else zero), distance
-
-    def close(self) -> None:
-        pass
 
 
 def explain_held_out(name: str, datasets: Sequence[Mapping[str, Any]]) -> str:

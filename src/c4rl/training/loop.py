@@ -15,32 +15,24 @@ from rich.console import Console
 from c4rl.core.errors import InputError
 from c4rl.core.extras import how_to_install
 from c4rl.core.files import replacing, write_json
-from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.core.ops import available, missing
 from c4rl.core.typed_json import jsonable
 from c4rl.data.packing import pack_datasets
 from c4rl.environments.tasks import simulator
-from c4rl.jobs.config import RESUMABLE, TrainConfig, to_json
-from c4rl.jobs.registry import algorithm_class
-from c4rl.jobs.runs import RunKey, explain_launches, file_name, key_of, runs_of
+from c4rl.jobs.config import RESUMABLE, TrainConfig
+from c4rl.jobs.config_file import to_json
+from c4rl.jobs.runs import explain_launches, file_name, runs_of
 from c4rl.training.background import (
     BackgroundWriter,
-    KnownScores,
-    PendingEvaluations,
     forget_pending,
-    in_background,
-    load_pending,
     save_pending,
 )
 from c4rl.training.checkpoint import (
     Progress,
     load_checkpoint,
-    load_policies,
     save_checkpoint,
-    save_policies,
 )
 from c4rl.training.display import Display
-from c4rl.training.evaluation import HeldOutEvaluation, SimulatorEvaluation
 from c4rl.training.gradient_cosines import gradient_cosines
 from c4rl.training.launch import Launch, launches_of
 from c4rl.training.parts import is_in_parts
@@ -54,10 +46,10 @@ from c4rl.training.preparation import (
 )
 from c4rl.training.run_directory import RunDirectory, check_new_output, job_config
 from c4rl.training.same_job import check_same_job
-from c4rl.training.selection import Selection
+from c4rl.training.scorekeeper import Scorekeeper
 from c4rl.training.snapshot import GoodStates
 from c4rl.training.stopping import StopRequests
-from c4rl.training.summary import FAILED, Record, best_records, describe_failure, is_better, summarise
+from c4rl.training.summary import FAILED, summarise
 from c4rl.training.timer import DeviceTimer
 
 
@@ -111,15 +103,12 @@ def changed(began: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
     config = replace(began, **changes)
     if "dataset" in changes:
         config = in_any_folder(config)
-    names = [[file_name(run.key) for run in runs_of(one)] for one in (config, began)]
-    if names[0] != names[1]:
-        raise InputError(
-            f"--dataset: found files that name the runs {' '.join(names[0])}, expected {' '.join(names[1])}"
-        )
-    first, *last = (algorithm_class(c.algorithm).plan(c.options, c.updates)[:-1] for c in (config, began))
-    if [first] != last:
-        stages = ", ".join(stage.name for stage in first)
-        raise InputError(f"--updates: would change the length of the stages {stages}, expected it as it was")
+    found, expected = (" ".join(file_name(run.key) for run in runs_of(one)) for one in (config, began))
+    if found != expected:
+        raise InputError(f"--dataset: found files that name the runs {found}, expected {expected}")
+    if config.stages[:-1] != began.stages[:-1]:
+        names = ", ".join(stage.name for stage in config.stages[:-1])
+        raise InputError(f"--updates: would change the length of the stages {names}, expected it as it was")
     return config
 
 
@@ -144,26 +133,15 @@ class Trainer:
             environment=simulator(*(p.task for p in preparations)),
             threads=config.threads or free_threads(),
         )
-        plan = algorithm_class(config.algorithm).plan(config.options, config.updates)
-        self.total = sum(stage.updates for stage in plan)  # updates of all stages
+        self.total = config.total_updates
         self.kept_at = {round(self.total * i / config.keep_checkpoints) for i in range(1, config.keep_checkpoints + 1)}
         self.notes = [f"warning: {p.facts['path']}: {text}" for p in preparations for text in p.warnings]
-        self.records: list[dict[str, Any]] = []  # evaluations so far
-        self.best: dict[RunKey, Record] = {}  # every run's best evaluation; below, its policy
-        self.best_policies: dict[RunKey, NumpyPolicy] = {}
         self.writer = BackgroundWriter(directory.path, config, device)
-        self.evaluations, self.in_background = PendingEvaluations(), in_background(config, device)
         self.clustering = DeviceTimer(device)
-        self.evaluate: SimulatorEvaluation | HeldOutEvaluation = (
-            HeldOutEvaluation(preparations, self.buffer, self.requests.hurry)
-            if preparations[0].task.name == "none"
-            else SimulatorEvaluation(config, preparations, 1 if self.in_background else 0, self.requests.hurry)
+        self.scores = Scorekeeper(
+            config, self.runs, preparations, self.buffer, directory, self.writer, self.requests.hurry
         )
-        self.selection = (
-            Selection(config.select, preparations, self.buffer, self.requests.hurry)
-            if config.select != "none"
-            else None
-        )
+        self.scores.progress = self.progress
         self.preparations = [preparation.without_rows() for preparation in preparations]
         if resumed and directory.checkpoint.exists():
             self._restore()
@@ -204,14 +182,17 @@ class Trainer:
             try:
                 while self.progress.update < self.total and self.launches:
                     self._one_update()
-                self._log_scores(wait=True)
+                self._take_scores(wait=True)
                 self.writer.wait()
-                self._restore_policies()
-                ensembles = self._score_ensembles()
+                if not self.directory.policy("last").exists():  # lost by a finished job that was resumed
+                    self.scores.save_last(self._every_launch())
+                    self.writer.wait()
+                ensembles = self.scores.ensembles(self.launches)
                 self.display.finished()
-                selected = self.selection.records if self.selection is not None else {}
+                records, selection = self.scores.records, self.scores.selection
+                selected = selection.records if selection is not None else {}
                 summary = summarise(
-                    config, self.runs, self.preparations, self.records, selected, ensembles, self.progress, self.device
+                    config, self.runs, self.preparations, records, selected, ensembles, self.progress, self.device
                 )
                 write_json(self.directory.path / "summary.json", jsonable(summary))
                 return summary
@@ -221,7 +202,7 @@ class Trainer:
                 ) from None
             finally:
                 self.display.close()
-                self.evaluate.close()
+                self.scores.close()
                 self.writer.close()
                 self.directory.close()
 
@@ -244,7 +225,8 @@ class Trainer:
             if reports:
                 self.directory.log(step, reports)
             if launch.algorithm.asks_environment(step):
-                self._ask_environment(launch)
+                with self.progress.evaluating():
+                    launch.algorithm.receive_scores(self.scores.simulate(launch))
 
         stop = self.requests.reason  # read once: a request during an evaluation belongs to the next update
         algorithm = self.launches[0].algorithm
@@ -261,7 +243,7 @@ class Trainer:
             self._log(step)
         if evaluates or ended:
             self._evaluate(step)
-        self._log_scores(wait=ended)
+        self._take_scores(wait=ended)
         if checkpoints or ended:
             self._save(step, forced=ends_stage or keeps or stop is not None or ended)
         if keeps:
@@ -288,88 +270,26 @@ class Trainer:
         self.display.metrics(step, per_run)
 
     def _evaluate(self, step: int) -> None:
-        began = time.monotonic()
-        launches = self._every_launch()
-        found = {key: policy for launch in launches for key, policy in launch.policies(self.scalings).items()}
-        policies = {run.key: found[run.key] for run in self.runs}
-        for launch in self.launches:
-            if launch.monitor is not None:
-                found_inside = gradient_cosines(launch, launch.monitor.batch)
-                self.directory.log(step, dict(zip(launch.keys, found_inside, strict=True)))
-        if self.selection is not None:
-            self._select(self.selection, step, policies, launches)
-        if self.in_background and isinstance(self.evaluate, SimulatorEvaluation):
-            self.evaluations.add(step, policies, self.evaluate.submit(policies))
-        else:
-            self.evaluations.add(step, policies, KnownScores(self.evaluate(launches, policies)))
-        self.progress.evaluation_seconds += time.monotonic() - began
+        with self.progress.evaluating():
+            for launch in self.launches:
+                if launch.monitor is not None:
+                    cosines = gradient_cosines(launch, launch.monitor.batch)
+                    self.directory.log(step, dict(zip(launch.keys, cosines, strict=True)))
+            self.scores.evaluate(step, self._every_launch())
 
-    def _select(
-        self, selection: Selection, step: int, policies: dict[RunKey, NumpyPolicy], launches: list[Launch]
-    ) -> None:
-        """Logged apart from scores, which may come later: a resumed job chooses by what was logged."""
-        found = selection.held_out(launches, policies)
-        if isinstance(self.evaluate, SimulatorEvaluation):  # without one, the evaluation logs the same numbers
-            self.directory.log(step, found)
-        if selection.consider({key: {"update": step, **own} for key, own in found.items()}, policies):
-            self._save_policies("selected", dict(selection.policies), selection.updates)
-
-    def _score_ensembles(self) -> dict[str, list[Record]]:
-        """By what their runs have in common; runs that were stopped early are left out."""
-        if not (self.config.ensemble and isinstance(self.evaluate, SimulatorEvaluation)):
-            return {}
-        began = time.monotonic()
-        sound = [run for run in self.runs if str(run.key) not in self.progress.frozen]
-        policies = {key: own for launch in self.launches for key, own in launch.policies(self.scalings).items()}
-        if self.selection is not None:
-            policies = self.selection.policies
-        scores = self.evaluate.ensembles(sound, policies)
-        self.progress.evaluation_seconds += time.monotonic() - began
-        return scores
-
-    def _log_scores(self, wait: bool = False) -> None:
-        """Log finished evaluations in order; with `wait`, all of them."""
-        if not self.evaluations:
+    def _take_scores(self, wait: bool = False) -> None:
+        """Show the evaluations that have ended; with `wait`, all of them."""
+        if not self.scores.pending:
             return
-        began = time.monotonic()
-        for evaluation, scores in self.evaluations.finished(wait):
-            self._log_evaluation(evaluation.update, evaluation.policies, scores)
-        self.progress.evaluation_seconds += time.monotonic() - began
-
-    def _log_evaluation(self, step: int, policies: dict[RunKey, NumpyPolicy], scores: dict[RunKey, Record]) -> None:
-        # a run that has failed is marked wherever its score stands
-        failed = {run.key: self.progress.frozen.get(str(run.key)) for run in self.runs}
-        marks = {key: {FAILED: f["failed_at"]} if f and f["failed_at"] <= step else {} for key, f in failed.items()}
-        per_run = {run.key: scores[run.key] | marks[run.key] for run in self.runs}
-        for run in self.runs:
-            record = {"update": step, **run.facts, **per_run[run.key]}
-            self.records.append(record)
-            if is_better(record, self.best.get(run.key)):
-                self.best[run.key], self.best_policies[run.key] = record, policies[run.key]
-        self.directory.log(step, per_run)
-        self._save_policies("last", policies, {key: self._update_of(key, step) for key in policies})
-        if self.best_policies:
-            updates = {key: record["update"] for key, record in self.best.items()}
-            self._save_policies("best", dict(self.best_policies), updates)
-        self.display.evaluation(step, per_run)
-
-    def _ask_environment(self, launch: Launch) -> None:
-        """Score the policies of an algorithm that decides by the simulator (as its options declare)."""
-        began = time.monotonic()
-        scores = self.evaluate([launch], launch.policies(self.scalings))
-        self.progress.evaluation_seconds += time.monotonic() - began
-        launch.algorithm.receive_scores(torch.tensor([scores[key]["score"] for key in launch.keys], device=self.device))
+        with self.progress.evaluating():
+            for step, per_run in self.scores.finished(wait):
+                self.display.evaluation(step, per_run)
 
     def _every_launch(self) -> list[Launch]:
         """The launches, and one for each run that was stopped early, as of its last good state."""
         frozen = [run for run in self.runs if str(run.key) in self.progress.frozen]
         states = self.good.states([run.key for run in frozen]) if frozen else {}
         return self.launches + [Launch(self.config, [run], self.buffer, self.device, states=states) for run in frozen]
-
-    def _update_of(self, key: RunKey, step: int) -> int:
-        """The update of the policy that is evaluated at `step`."""
-        frozen = self.progress.frozen.get(str(key))
-        return frozen["update"] if frozen and frozen["failed_at"] <= step else step
 
     # -- failures, checkpoints
 
@@ -398,8 +318,8 @@ class Trainer:
         if not (forced or self.writer.checkpoint_is_due()):
             return
         self._tick()
-        pending = self.evaluations.now()
-        progress = replace(deepcopy(self.progress), pending=[e.update for e in pending], evaluations=len(self.records))
+        pending, evaluations = self.scores.pending.now(), len(self.scores.records)
+        progress = replace(deepcopy(self.progress), pending=[e.update for e in pending], evaluations=evaluations)
 
         def write() -> None:
             save_pending(self.directory.path, pending)
@@ -419,32 +339,19 @@ class Trainer:
 
         self.writer.submit(kept, write)
 
-    def _save_policies(self, which: str, policies: dict[RunKey, NumpyPolicy], updates: dict[RunKey, int]) -> None:
-        path, frozen = self.directory.policy(which), self.progress.frozen
-        failed = {key: describe_failure(frozen[str(key)]) for key in policies if str(key) in frozen}
-        self.writer.submit(path, lambda: save_policies(path, policies, updates, failed))
-
-    def _restore_policies(self) -> None:
-        """A finished job that is resumed gets a lost file of policies back."""
-        if not self.directory.policy("last").exists():
-            step = self.progress.update
-            policies = {k: own for launch in self._every_launch() for k, own in launch.policies(self.scalings).items()}
-            self._save_policies("last", policies, {key: self._update_of(key, step) for key in policies})
-            self.writer.wait()
-
     def _finish_early(self, step: int) -> None:
         """All is saved; wait for pending evaluations. A second request to stop skips them: a resumed job does them."""
-        if self.evaluations:
-            self._log_scores(wait=True)
+        if self.scores.pending:
+            self._take_scores(wait=True)
             self._save(step, forced=True)
         self.writer.wait()
 
     def _restore(self) -> None:
         """Read and check all that is there; only then change anything."""
-        folder, path, now = self.directory.path, self.directory.checkpoint, self.progress
+        path, now = self.directory.checkpoint, self.progress
         runs = {run.key for run in self.runs}
-        states, self.progress = load_checkpoint(path, runs)
-        began = self.progress
+        states, began = load_checkpoint(path, runs)
+        self.progress = self.scores.progress = began
         names = [str(key) for key in runs]
         self.notes += check_same_job(began, now, self.directory, self.preparations, names, self.total)
         began.settings, began.environment = now.settings, now.environment
@@ -457,24 +364,4 @@ class Trainer:
             self._every_launch()  # checks the states of the others
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
-        pending = self.progress.pending if isinstance(self.evaluate, SimulatorEvaluation) else []
-        policies = {update: load_pending(folder, update, runs) for update in pending}
-        lines = self.directory.kept(self.progress.update, pending)
-        named = "score" if isinstance(self.evaluate, SimulatorEvaluation) else f"{self.evaluate.rows}_action_rmse"
-        self.records = [line for line in lines if named in line]
-        known = {key_of(record) for record in self.records}
-        shapes = {frozenset(name for name in record if name.endswith("_rmse")) for record in self.records}
-        ended = self.progress.update == self.total or not self.launches
-        lost = self.progress.evaluations not in (-1, len(self.records))
-        if lost or (ended and known != runs) or len(shapes) > 1:
-            raise InputError(f"{folder / 'metrics.jsonl'}: lacks evaluations, expected those of every run")
-        if named == "score" and self.records:
-            self.best_policies = load_policies(self.directory.policy("best"), runs)
-            self.best = best_records(self.records)
-        if self.selection is not None and any(self.selection.criterion in line for line in lines):
-            self.selection.restore(lines, load_policies(self.directory.policy("selected"), runs))
-        self.directory.rewind(lines)
-        forget_pending(folder, pending)
-        for update, some in policies.items():
-            assert isinstance(self.evaluate, SimulatorEvaluation)
-            self.evaluations.add(update, some, self.evaluate.submit(some))
+        self.scores.restore(ended=self.progress.update == self.total or not self.launches)

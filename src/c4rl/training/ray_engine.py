@@ -6,9 +6,7 @@ checkpoints to go on from, and the numbers that the table shows.
 
 import os
 import shutil
-import signal
 import socket
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,14 +20,15 @@ from rich.console import Console
 
 from c4rl.core.errors import InputError
 from c4rl.core.files import read_json
-from c4rl.jobs.config import RESUMABLE, TrainConfig, read_config, to_json
-from c4rl.jobs.registry import algorithm_class
+from c4rl.jobs.config import RESUMABLE, TrainConfig
+from c4rl.jobs.config_file import read_config, to_json
 from c4rl.training.loop import Interrupted, changed
 from c4rl.training.parts import LaunchesFailed, drop_parts, is_in_parts, join, parts_of
 from c4rl.training.parts_display import Part, PartsDisplay
 from c4rl.training.preparation import Preparation, in_any_folder, prepare_all
 from c4rl.training.ray_worker import TOKEN, train_part
 from c4rl.training.run_directory import RunDirectory, check_new_output, job_config
+from c4rl.training.stopping import StopRequests
 from c4rl.training.summary import versions
 
 POLL_SECONDS = 0.5
@@ -52,8 +51,7 @@ class Job:
         self.directory = RunDirectory(config.output)
         configs = parts_of(config, preparations, torch.device(config.device))
         self.preparations = [preparation.without_rows() for preparation in preparations]
-        plan = algorithm_class(config.algorithm).plan(config.options, config.updates)
-        self.total = sum(stage.updates for stage in plan)
+        self.total = config.total_updates
         if new:
             self.directory.create(config)
         else:
@@ -193,9 +191,9 @@ def run_jobs(
         for part in job.parts
     }
     rows = [(_name(part, job, jobs), part, job.total) for job in jobs for part in job.parts]
-    view, open_jobs = PartsDisplay(rows, console), list(jobs)
+    view, requests, open_jobs = PartsDisplay(rows, console), StopRequests(), list(jobs)
     try:
-        with _requests_to_stop() as requests, view:
+        with requests.heeded(), view:
             asked, asked_at = 0, float("inf")
             while pending:
                 done, _ = ray.wait(list(pending), num_returns=1, timeout=POLL_SECONDS)
@@ -206,7 +204,7 @@ def run_jobs(
                         part.state = "interrupted"
                 view.draw()
                 now = time.monotonic()
-                wanted = max(len(requests), int(now > deadline), 2 * int(now > asked_at + STOP_SECONDS))
+                wanted = max(requests.count, int(now > deadline), 2 * int(now > asked_at + STOP_SECONDS))
                 if wanted > asked:
                     for ref in pending:  # once: save and stop; twice: stop
                         ray.cancel(ref, force=wanted > 1)
@@ -249,16 +247,3 @@ def _end(job: Job) -> dict[str, Any] | Exception:
         return error
     finally:
         job.close()
-
-
-@contextmanager
-def _requests_to_stop() -> Iterator[list[int]]:
-    """Ctrl-C and termination are noted here and heeded between two looks at the cluster."""
-    requests: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-    previous = {one: signal.signal(one, lambda number, frame: requests.append(number)) for one in numbers}
-    try:
-        yield requests
-    finally:
-        for one, handler in previous.items():
-            signal.signal(one, handler)

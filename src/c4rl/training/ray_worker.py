@@ -9,7 +9,7 @@ from rich.console import Console
 
 from c4rl.core.errors import InputError
 from c4rl.core.files import read_json, write_json
-from c4rl.jobs.config import from_json
+from c4rl.jobs.config_file import from_json
 from c4rl.training.checkpoint import load_progress
 from c4rl.training.loop import Interrupted, resume, train
 from c4rl.training.parts import place_file

@@ -14,7 +14,8 @@ from c4rl.core.errors import InputError
 from c4rl.core.extras import installed
 from c4rl.core.files import not_written, parse_json, read_bytes, read_json, replacing, write_json
 from c4rl.core.typed_json import jsonable
-from c4rl.jobs.config import RESUMABLE, TrainConfig, digest, read_config, stored_config, to_json
+from c4rl.jobs.config import RESUMABLE, TrainConfig
+from c4rl.jobs.config_file import digest, read_config, stored_config, to_json
 from c4rl.jobs.runs import Run, RunKey, file_name, key_of, runs_of
 
 NOT_FINITE = ("nan", "inf", "-inf")  # as `jsonable` writes them

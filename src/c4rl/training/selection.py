@@ -6,7 +6,6 @@ from c4rl.core.buffer import TransitionBuffer
 from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.jobs.runs import RunKey, key_of
 from c4rl.training.evaluation import HeldOutEvaluation
-from c4rl.training.launch import Launch
 from c4rl.training.preparation import Preparation
 from c4rl.training.summary import CRITERIA, Record
 
@@ -35,12 +34,9 @@ class Selection:
         check: Callable[[], None],
     ) -> None:
         self.criterion = CRITERIA[select]
-        self._evaluate = HeldOutEvaluation(preparations, training, check)
+        self.held_out = HeldOutEvaluation(preparations, training, check)
         self.records: dict[RunKey, Record] = {}
         self.policies: dict[RunKey, NumpyPolicy] = {}
-
-    def held_out(self, launches: list[Launch], policies: Mapping[RunKey, NumpyPolicy]) -> dict[RunKey, Record]:
-        return self._evaluate(launches, policies)
 
     def consider(self, records: Mapping[RunKey, Record], policies: Mapping[RunKey, NumpyPolicy]) -> bool:
         """Whether some run's choice changed."""

@@ -10,12 +10,12 @@ from typing import Any
 class StopRequests:
     def __init__(self) -> None:
         self.reason: str | None = None  # of the last one
-        self._count = 0
+        self.count = 0
 
     def hurry(self) -> None:
         """Called during long waits: end them at a second request. A handler that raised by itself might do so where
         Python ignores it, or in the middle of closing files."""
-        if self._count > 1:
+        if self.count > 1:
             raise KeyboardInterrupt
 
     @contextmanager
@@ -23,7 +23,7 @@ class StopRequests:
         """Ctrl-C and termination are noted, and raise nothing."""
 
         def note(number: int, frame: Any) -> None:
-            self._count += 1
+            self.count += 1
             self.reason = "interrupted" if number == signal.SIGINT else "terminated"
 
         # only Python's main thread handles signals; the caller stops a job that runs in another thread

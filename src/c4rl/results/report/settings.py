@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from c4rl.diagnostics.page import Page
-from c4rl.jobs.config import to_json
+from c4rl.jobs.config_file import to_json
 from c4rl.results.report.jobs import TIMINGS, Job
 
 

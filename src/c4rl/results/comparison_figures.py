@@ -1,0 +1,139 @@
+"""Figures that compare methods: over all their runs, and by the value of an option."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from c4rl.results.figure_parts import PAPERS, Drawing, add_legend, foot_of, new_figure, panels_of, styled, title_of
+from c4rl.results.statistics import (
+    bootstrap_interval,
+    mean,
+    mean_interval,
+    performance_profile,
+    probability_of_improvement,
+)
+from c4rl.results.tables import OF_A_RUN, QUANTITIES, Filled, Method, ResultTable, overall
+
+
+def profiles(drawing: Drawing, table: ResultTable, filled: Filled) -> Figure:
+    """How many runs score above each threshold."""
+    foot = foot_of(table, filled, f"{OF_A_RUN['late']}; bands: 95% bootstrap")
+    figure, (axis,) = new_figure(1, f"Performance profiles: {table.title}", foot, height=3.6)
+    thresholds = np.linspace(0, 110, 56)
+    for method, (label, style) in zip(table.methods, styled([m.label for m in table.methods]), strict=True):
+        scores = overall(table, filled, method, "late")
+        if scores is None:
+            continue
+        low, high = bootstrap_interval(lambda s: performance_profile(s, thresholds), scores)
+        axis.plot(thresholds, performance_profile(scores, thresholds), label=label, markevery=7, **style)
+        axis.fill_between(thresholds, low.clip(0, 1), high.clip(0, 1), color=style["color"], alpha=0.12, linewidth=0)
+    axis.set_xlabel("D4RL-normalised score τ")
+    axis.set_ylabel("share of runs with a score above τ")
+    axis.set_ylim(0, 1)
+    add_legend(figure, [axis])
+    return figure
+
+
+def improvement(drawing: Drawing, table: ResultTable, filled: Filled) -> Figure:
+    """P(a run of the first scores higher than a run of the second)."""
+    first = table.methods[0].label
+    pairs = drawing.pairs or tuple((method.label, first) for method in table.methods[1:])
+    methods = {method.label: method for method in table.methods}
+    found = [tuple(overall(table, filled, methods[label], "late") for label in pair) for pair in pairs]
+    foot = foot_of(table, filled, f"{OF_A_RUN['late']}; averaged over sets; bars: 95% bootstrap")
+    figure, (axis,) = new_figure(1, f"Probability of improvement: {table.title}", foot, height=0.8 + 0.35 * len(found))
+    for y, (ours, others) in enumerate(found):
+        if ours is None or others is None:
+            axis.text(0.5, y, "not measured", ha="center", va="center", fontsize=8, color="#777777")
+            continue
+        centre = float(probability_of_improvement(ours, others))
+        low, high = bootstrap_interval(probability_of_improvement, ours, others)
+        reach = [[centre - max(low, 0)], [min(high, 1) - centre]]
+        axis.errorbar(centre, y, xerr=reach, fmt="o", color="#000000", capsize=3, markersize=5)
+    axis.axvline(0.5, color="#777777", linestyle="--", linewidth=1)
+    axis.set_yticks(range(len(found)), [f"{a}  >  {b}" for a, b in pairs], fontsize=8)
+    axis.set_ylim(len(found) - 0.5, -0.5)
+    axis.set_xlim(0, 1)
+    axis.set_xlabel("probability of a higher score")
+    return figure
+
+
+def radar(drawing: Drawing, table: ResultTable, filled: Filled) -> Figure:
+    """A spoke for each set, a ring for each method; the paper's C4 as it prints it."""
+    tasks = panels_of(table, filled)
+    foot = foot_of(table, filled, f"means over seeds, {OF_A_RUN['late']}; intervals: c4rl table {table.name}")
+    figure = Figure(figsize=(8.4, 6), layout="constrained")
+    axis: Any = figure.add_subplot(projection="polar")
+    angles = np.linspace(0, 2 * np.pi, len(tasks), endpoint=False)
+
+    def ring(values: Sequence[float], **style: Any) -> None:
+        closed = np.clip([*values, values[0]], 0, None)
+        axis.plot([*angles, angles[0]], closed, **style)
+
+    for label, style in styled([method.label for method in table.methods]):
+        cells = [filled.get((label, task)) for task in tasks]
+        if all(cells):
+            ring([float(cell.values("late").mean()) for cell in cells if cell], label=label, **style)
+    theirs = {m.paper: [table.printed(m, task) for task in tasks] for m in table.methods if m.paper == drawing.theirs}
+    for name, found in theirs.items():
+        if all(found):
+            ring([one[0] for one in found if one], label=f"{name}, as the paper prints it", **PAPERS)
+    axis.set_xticks(angles, [title_of(task).replace("-", "\n", 1) for task in tasks], fontsize=8)
+    axis.tick_params(axis="x", pad=12)
+    axis.set_rlabel_position(90 / len(tasks))
+    axis.set_ylim(0, 115)
+    axis.set_yticks((25, 50, 75, 100), ("25", "50", "75", "100"), fontsize=8)
+    axis.grid(alpha=0.4)
+    figure.suptitle("D4RL-normalised scores; below 0 drawn as 0", fontsize=11)
+    figure.supxlabel(foot, fontsize=7.5, color="#333333", wrap=True)
+    add_legend(figure, [axis])
+    return figure
+
+
+def series(drawing: Drawing, table: ResultTable, filled: Filled) -> Figure:
+    """Scores by the value of an option: a panel for each set and one for their mean."""
+    tasks = list(table.measured)
+    foot = foot_of(table, filled, f"{OF_A_RUN['late']}; bars: 95% intervals (sets: Student, mean: bootstrap)")
+    figure, axes = new_figure(len(tasks) + 1, table.title, foot, height=3)
+    of_series: dict[str, list[Method]] = {}
+    for method in (method for method in table.methods if method.x is not None):
+        of_series.setdefault(method.series, []).append(method)
+    values = sorted({method.x for method in table.methods if method.x is not None})
+    place = {value: float(i) for i, value in enumerate(values)}
+    for shift, (label, style) in enumerate(styled(list(of_series))):
+        off = 0.06 * (shift - (len(of_series) - 1) / 2)  # bars of two series side by side
+        for axis, task in zip(axes, [*tasks, None], strict=True):
+            points = []
+            for method in of_series[label]:
+                if task is None:
+                    scores, interval = overall(table, filled, method, "late"), bootstrap_interval
+                    found = None if scores is None else (mean(scores), *interval(mean, scores))
+                else:
+                    cell = filled.get((method.label, task))
+                    found = None if cell is None else _with_interval(cell.values("late", table.quantity))
+                if found is not None:
+                    points.append((place[method.x or 0.0] + off, *found))
+            if points:
+                x, y, low, high = np.array(points, dtype=float).T
+                axis.errorbar(x, y, yerr=[y - low, high - y], label=label, capsize=2, elinewidth=0.8, **style)
+    for axis, task in zip(axes, tasks, strict=False):
+        theirs = [(place[m.x], one[0]) for m in table.methods if m.x is not None and (one := table.printed(m, task))]
+        if theirs:
+            axis.plot(*zip(*theirs, strict=True), label="CQL + C4, as the paper prints it", markersize=4, **PAPERS)
+    for axis, title in zip(axes, [*map(title_of, tasks), f"mean of {len(tasks)} sets"], strict=True):
+        axis.set_title(title, fontsize=9)
+        axis.set_xticks(list(place.values()), [f"{value:g}" for value in values], fontsize=8)
+        axis.set_xlim(-0.4, len(values) - 0.6)
+        axis.set_xlabel(table.x, fontsize=8)
+        axis.set_ylabel(QUANTITIES[table.quantity], fontsize=8)
+        if not axis.has_data():
+            axis.text(0.5, 0.5, "not measured", ha="center", transform=axis.transAxes, color="#777777")
+    add_legend(figure, axes)
+    return figure
+
+
+def _with_interval(values: np.ndarray) -> tuple[float, float, float]:
+    centre = float(values.mean())
+    return (centre, *mean_interval(values)) if len(values) > 1 else (centre, centre, centre)
