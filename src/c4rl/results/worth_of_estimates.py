@@ -1,4 +1,4 @@
-"""How well the values of `c4rl ope` ordered policies whose simulator scores are known: measured once, printed ever after.
+"""How well the values of `c4rl ope` ordered policies whose simulator scores are known, as measured once.
 
 ope_worth.json follows from results/ope/policies.json (`measure`).
 """
@@ -29,7 +29,8 @@ def measure(policies: dict[str, Any]) -> dict[str, Any]:
             "value_of_clones": round(_with_scores(cloned, "value"), 3),
             "nearness": round(-_with_scores(rows, "action_distance"), 3),
         }
-    return {"method": "fqe", **{name: policies[name] for name in ("settings", "versions", "environment")}, "sets": found}
+    facts = {name: policies[name] for name in ("settings", "versions", "environment")}
+    return {"method": "fqe", **facts, "sets": found}
 
 
 def _with_scores(rows: list[dict[str, Any]], name: str) -> float:
@@ -41,8 +42,10 @@ def sentence(measured: dict[str, Any]) -> str:
     sets = measured["sets"].values()
     mean = {name: sum(own[name] for own in sets) / len(sets) for name in ("value", "value_of_clones", "nearness")}
     low, high = (pick(own["value"] for own in sets) for pick in (min, max))
+    policies = max(own["policies"] for own in sets)
     return (
-        f"what such a ranking was worth on {len(sets)} D4RL sets of 10,000 rows with {max(o['policies'] for o in sets)} "
-        f"policies each: rank correlation of values with simulator scores {mean['value']:.2f} ({low:.2f} to {high:.2f}), "
-        f"{mean['value_of_clones']:.2f} among clones; of nearness to the logged actions {mean['nearness']:.2f} (docs/ope.md)"
+        f"what such a ranking was worth on {len(sets)} D4RL sets of 10,000 rows, {policies} policies each: rank "
+        f"correlation of values with simulator scores {mean['value']:.2f} ({low:.2f} to {high:.2f}), "
+        f"{mean['value_of_clones']:.2f} among clones; of nearness to the logged actions {mean['nearness']:.2f} "
+        "(docs/ope.md)"
     )
