@@ -25,9 +25,9 @@ def measure(policies: dict[str, Any]) -> dict[str, Any]:
         cloned = [row for row in rows if row["method"] in CLONED]
         found[task] = {
             "policies": len(rows),
-            "value": round(_with_scores(rows, "value"), 3),
-            "value_of_clones": round(_with_scores(cloned, "value"), 3),
-            "nearness": round(-_with_scores(rows, "action_distance"), 3),
+            "value": round(_with_scores(rows, "value"), 6),
+            "value_of_clones": round(_with_scores(cloned, "value"), 6),
+            "nearness": round(-_with_scores(rows, "action_distance"), 6),
         }
     facts = {name: policies[name] for name in ("settings", "versions", "environment")}
     return {"method": "fqe", **facts, "sets": found}
