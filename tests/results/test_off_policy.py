@@ -1,5 +1,6 @@
 """`c4rl ope` on jobs: a ranking with intervals, scores beside it, and what is refused."""
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -10,8 +11,10 @@ import pytest
 
 import c4rl
 from c4rl.results import off_policy
+from c4rl.results.worth_of_estimates import measure, worth
 from tests.cli.support import SMALL, listing, logged_arrays, run, save_npz
 
+ROOT = Path(__file__).parents[2]
 QUICK = ["--updates", "100", "--resamples", "2", "--hidden-layers", "1", "--hidden-width", "16", "--device", "cpu"]
 
 
@@ -46,7 +49,9 @@ def test_policies_are_ranked_by_their_values_with_intervals(
         apart = np.square(actions - np.roll(arrays["actions"], -1, 0))[~arrays["timeouts"]].mean()
         assert row["action_distance"] == pytest.approx(apart, rel=1e-4)
     out = capsys.readouterr().out
-    assert "rank correlation" not in out and out.index(rows[0]["policy"]) < out.index(rows[2]["policy"])
+    assert "rank correlation of values with simulator scores:" not in out  # there are none
+    assert f"what such a ranking was worth on {len(found['measured_elsewhere']['sets'])} D4RL sets" in out
+    assert out.index(rows[0]["policy"]) < out.index(rows[2]["policy"])
     assert listing(job) == before
     assert judged(job, output=tmp_path / "b.json") == found  # the same again
 
@@ -90,6 +95,19 @@ def test_only_policies_that_stay_with_the_data_are_ranked(job: Path, tmp_path: P
     save_file(arrays, path, metadata)
     rows = judged(odd, output=tmp_path / "r.json")["policies"]
     assert [row["rank"] for row in rows] == [1, 2, None] and rows[2]["policy"] == "seed_1"
+
+
+def test_what_rankings_were_worth_follows_from_the_measured_policies() -> None:
+    policies = json.loads((ROOT / "results" / "ope" / "policies.json").read_text())
+    assert worth() == measure(policies)
+    page = (ROOT / "docs" / "ope.md").read_text()
+    for own in worth()["sets"].values():
+        assert " | ".join(f"{own[name]:.2f}" for name in ("value", "value_of_clones", "nearness")) in page
+    turned = copy.deepcopy(policies)
+    for own in turned["sets"].values():
+        own["policies"] = [[*row[:4], -row[4]] for row in own["policies"]]
+    for task, own in measure(turned)["sets"].items():
+        assert own["value"] == pytest.approx(-worth()["sets"][task]["value"])
 
 
 def test_of_a_job_on_several_datasets_only_runs_on_the_given_one_are_judged(

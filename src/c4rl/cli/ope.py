@@ -44,6 +44,7 @@ def ope(arguments: Arguments) -> int:
     from c4rl.core.files import write_json
     from c4rl.core.typed_json import jsonable
     from c4rl.results.off_policy import judge
+    from c4rl.results.worth_of_estimates import sentence
     from c4rl.training.run_directory import check_new_file
 
     if flags.json is not None:
@@ -70,6 +71,7 @@ def ope(arguments: Arguments) -> int:
         ranked = "-" if result["rank_correlation"] is None else f"{result['rank_correlation']:.2f}"
         every = f"{result['rank_correlation_of_all']:.2f}"
         print(f"rank correlation of values with simulator scores: {ranked} of the ranked policies, {every} of all")
+    print(sentence(result["measured_elsewhere"]))
     for row in result["policies"]:
         for warning in row["warnings"]:
             print(f"warning: {row['policy']}: {warning}")

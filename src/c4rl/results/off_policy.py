@@ -17,6 +17,7 @@ from c4rl.jobs.runs import Run, file_name
 from c4rl.results.model_card import provenance
 from c4rl.results.policies import open_job
 from c4rl.results.statistics import rank_correlation, student_quantile
+from c4rl.results.worth_of_estimates import worth
 from c4rl.training.preparation import choose_device
 
 CORRELATED = 3  # policies with scores, before a correlation is shown
@@ -98,6 +99,7 @@ def judge(
         "policies": rows,
         "rank_correlation": _correlation([row for row in rows if row["rank"] is not None]),
         "rank_correlation_of_all": _correlation(rows),
+        "measured_elsewhere": worth(),
     }
 
 
