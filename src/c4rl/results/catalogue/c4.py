@@ -173,7 +173,13 @@ TABLES = (
         "c4-on-td3_bc",
         "C4 (K 5, proxy) on TD3+BC, eight locomotion sets of about 10,000 rows",
         tuple(
-            Method(f"TD3+BC, α {alpha}{label}", "td3_bc", plugins, options={"alpha": alpha, **options})
+            Method(
+                f"TD3+BC, α {alpha}{label}",
+                "td3_bc",
+                plugins,
+                options={"alpha": alpha, **options},
+                against=f"TD3+BC, α {alpha}" if label else "",
+            )
             for alpha in (0.5, 2.5)
             for label, plugins, options in (
                 ("", ("none",), {}),
