@@ -75,7 +75,7 @@ def difference_interval(values: Array, others: Array, level: float = 0.95) -> In
         return Interval(-math.inf, math.inf)
     parts = [float(np.var(some, ddof=1)) / n for some, n in zip((values, others), runs, strict=True)]
     spread = sum(part**2 / (n - 1) for part, n in zip(parts, runs, strict=True))
-    freedom = int(sum(parts) ** 2 / spread) if spread else sum(runs) - 2
+    freedom = sum(parts) ** 2 / spread if spread else sum(runs) - 2
     half = student_quantile((1 + level) / 2, freedom) * math.sqrt(sum(parts))
     return Interval(centre - half, centre + half)
 
@@ -104,7 +104,7 @@ def bootstrap_interval(
 
 
 @cache
-def student_quantile(probability: float, freedom: int) -> float:
+def student_quantile(probability: float, freedom: float) -> float:
     """The quantile of Student's t distribution, above its median."""
     log_density = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - 0.5 * math.log(freedom * math.pi)
     # t = tan(θ) sqrt(freedom) makes the density a power of cos(θ), which is integrated on a grid

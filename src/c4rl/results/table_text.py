@@ -173,9 +173,9 @@ def number(table: ResultTable, value: float) -> str:
 
 def short(task: str) -> str:
     """halfcheetah-medium-replay-v2 -> hc-mr, maze2d-open-dense-v0 -> open-dense."""
-    robot, _, quality = task.rpartition("-v")[0].partition("-")
-    if robot == "maze2d":
-        return quality
+    if task.startswith("maze2d-"):
+        return task.removeprefix("maze2d-").rpartition("-v")[0]
+    robot, _, quality = task.removesuffix("-v2").partition("-")
     robot = {"halfcheetah": "hc", "hopper": "hop", "walker2d": "w2d", "ant": "ant"}.get(robot, robot)
     return f"{robot}-{''.join(word[0] for word in quality.split('-'))}"
 

@@ -45,10 +45,10 @@ VALUES = Method(
 )
 C4_VALUES = VALUES.options | {"actor_rows": "cluster"}
 # the recipe for trajectories that start apart
-MAZE = Method("step size 3e-4", "td3_bc", ("layer_norm",), "none", options=values_of(APART.options))
-MAZE_5 = f"{MAZE.label}, α 5.0"
+FASTER = Method("step size 1e-3", "td3_bc", ("layer_norm",), "none", options=values_of(APART.options))
 SMALLER, RATES = {"hidden_width": 128}, ("actor_lr", "critic_lr")
-FASTER = replace(MAZE, label="step size 1e-3", options=MAZE.options | dict.fromkeys(RATES, 1e-3))
+MAZE = replace(FASTER, label="step size 3e-4", options=FASTER.options | dict.fromkeys(RATES, 3e-4))
+MAZE_5 = f"{MAZE.label}, α 5.0"
 LONGER = replace(FASTER, label="step size 1e-3, 40,000 updates", job={"updates": 40_000})
 
 
