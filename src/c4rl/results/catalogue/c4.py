@@ -43,10 +43,10 @@ def _where() -> Iterator[Method]:
     """α by rows, without and with C4 at its defaults."""
     for base in by_rows(replace(TD3BC, label="TD3+BC"), (1, 3, 10)):
         plain = series_of(base, "alpha", (0.5, 2.5, 10.0), "α")
-        yield from (replace(method, paper=None) for method in plain)
+        yield from (replace(method, paper=None, factors={"C4": False}) for method in plain)
         with_c4 = series_of(replace(base, label=f"{base.label}, C4", plugins=("c4",)), "alpha", (0.5, 2.5, 10.0), "α")
         for method, without in zip(with_c4, plain, strict=True):
-            yield replace(method, paper=None, against=without.label)
+            yield replace(method, paper=None, against=without.label, factors={"C4": True})
 
 
 SMALL = {"hidden_layers": 2, "hidden_width": 64, "actor_lr": 1e-3, "critic_lr": 1e-3}
