@@ -6,6 +6,7 @@ import pytest
 from c4rl.core.curves import late_mean
 from c4rl.results.statistics import (
     bootstrap_interval,
+    difference_interval,
     interquartile_mean,
     mean,
     mean_interval,
@@ -64,6 +65,16 @@ def test_quantiles_of_student_are_those_of_scipy() -> None:
     stats = pytest.importorskip("scipy.stats")
     for freedom in (1, 2, 4, 9, 100):
         assert student_quantile(0.975, freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-5)
+
+
+def test_the_interval_of_a_difference_is_that_of_welch() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    random = np.random.default_rng(0)
+    first, second = random.normal(50, 20, 5), random.normal(40, 3, 10)
+    expected = stats.ttest_ind(first, second, equal_var=False).confidence_interval()
+    np.testing.assert_allclose(difference_interval(first, second), [expected.low, expected.high], rtol=1e-4)
+    assert difference_interval(np.full(3, 5.0), np.full(4, 2.0)) == (3, 3)
+    assert difference_interval(first, second[:1]) == (-np.inf, np.inf)
 
 
 @pytest.mark.parametrize("runs", [3, 5, 10])

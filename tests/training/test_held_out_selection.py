@@ -1,5 +1,6 @@
 """--select keeps, of every run, the checkpoint that held-out trajectories prefer, beside the last."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 import c4rl
 from c4rl.results import tables
+from c4rl.results.differences import difference_rows
 from c4rl.results.selection_criteria import criteria_rows
 from c4rl.results.store import Entry, Store, entries_of
 from c4rl.results.tables import Cell, Method, ResultTable
@@ -118,6 +120,26 @@ def made_up_entry(scores: list[float], action_errors: list[float], td_errors: li
         "selected": {"criterion": "held_out_action_rmse", "update": updates[chosen], "value": action_errors[chosen]},
     }
     return Entry(data, "made up")
+
+
+def test_the_table_of_differences_shows_what_a_part_adds(monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = ("gym:Pendulum-v1", "gym:MountainCarContinuous-v0")
+    plain, whole = Method("plain", "bc"), Method("whole", "bc", against="plain")
+    table = ResultTable("made-up", "Made up", (plain, whole), tasks)
+    monkeypatch.setattr(tables, "datasets", lambda: {task: {} for task in tasks})
+
+    def cell(*scores: float) -> Cell:
+        return Cell(tuple(made_up_entry([score], [0.1], [1], seed) for seed, score in enumerate(scores)))
+
+    filled = {("plain", tasks[0]): cell(10, 20, 30), ("whole", tasks[0]): cell(40, 50, 60)}
+    _, row = difference_rows(table, filled)
+    assert row == ["whole", "plain", "+30.0 ± 22.7", "–", "–", "–"]  # the other set has not been measured
+    filled |= {("plain", tasks[1]): cell(5, 5, 5), ("whole", tasks[1]): cell(4, 4, 4)}
+    _, row = difference_rows(table, filled)
+    assert row[2:4] == ["+30.0 ± 22.7", "-1.0 ± 0.0"] and row[4].startswith("+14.5 [") and row[5] == "27.0"
+    low, high = map(float, re.findall(r"[+-][\d.]+", row[4])[1:])
+    assert 2 < low < 10 < 19 < high < 27
+    assert difference_rows(table.only(["whole"]), filled)[1:] == []  # nothing to compare with
 
 
 def test_the_table_of_criteria_shows_what_each_is_worth(monkeypatch: pytest.MonkeyPatch) -> None:

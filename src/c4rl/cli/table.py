@@ -19,10 +19,11 @@ class Flags(Options):
     """Which table, or `index` for a line on each; a wrong name lists them."""
     format: Literal["markdown", "latex", "csv"] = "markdown"
     """Text of the scores, or (csv) a line per run."""
-    score: Literal["late", "last", "best", "selected", "curve", "criteria"] = "late"
+    score: Literal["late", "last", "best", "selected", "curve", "criteria", "differences"] = "late"
     """Of each run: the mean over the second half of its evaluations, the last one, the best, chosen in the
     simulator, or the one selected by held-out trajectories (runs with --select). curve: means over
-    sets at every evaluation. criteria: what each rule that chooses a checkpoint is worth."""
+    sets at every evaluation. criteria: what each rule that chooses a checkpoint is worth. differences: of late means,
+    where a row differs from another in one part alone."""
     methods: tuple[str, ...] | None = None
     """Only these rows of the table."""
     far: bool = False

@@ -24,13 +24,11 @@ from c4rl.training.loop import train
 from c4rl.training.run_directory import check_new_output
 from c4rl.training.summary import failed_runs, show_std
 
-# Smaller networks and larger steps than --preset best has, so that few updates are enough: TD3+BC's scores on this maze
-# chose them from eight settings once. α and the rest of `best` come from other mazes (docs/recipe.md).
-SMALL: dict[str, Any] = {"hidden_width": 128, "actor_lr": 1e-3}
-SMALL_CRITIC: dict[str, Any] = {"critic_lr": 1e-3, "tau": 0.01}
+# Narrower networks than --preset best has, for speed; its step size, which other mazes chose (docs/recipe.md).
+WIDTH = 128
 METHODS: dict[str, tuple[str, AlgorithmConfig]] = {
-    "cloning": ("bc", BCConfig(hidden_layers=2, **SMALL)),
-    "TD3+BC": ("td3_bc", TD3BCConfig(hidden_layers=2, **SMALL, **SMALL_CRITIC)),
+    "cloning": ("bc", BCConfig(hidden_layers=2, hidden_width=WIDTH, actor_lr=1e-3)),
+    "TD3+BC": ("td3_bc", TD3BCConfig(hidden_layers=2, hidden_width=WIDTH, actor_lr=1e-3, critic_lr=1e-3)),
 }
 CLONING_UPDATES = 5  # times fewer than the others': it has converged, and more only overfits
 
@@ -68,9 +66,8 @@ def demonstrate(folder: Path, task: str, size: int, updates: int, seeds: tuple[i
     record(task, size, 0, data)
     console.print(f"recorded {size:,} transitions of {chosen.name}: {data}", highlight=False)
     best = best_fields(data, chosen.name)
-    small = SMALL | (SMALL_CRITIC if algorithm_class(best["algorithm"]).has_critic else {})
     chosen_fields = {name: best[name] for name in ("algorithm", "plugins", "plugin_options")}
-    chosen_fields["options"] = replace(best["options"], **small)
+    chosen_fields["options"] = replace(best["options"], hidden_width=WIDTH)
     jobs["best"] = replace(jobs["TD3+BC"], **chosen_fields, output=folder / "best")
     results = {title: train(config, console) for title, config in jobs.items()}
     if failed := [f"{title}: {words}" for title, found in results.items() if (words := failed_runs(found)) is not None]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from c4rl.core.errors import InputError
 from c4rl.core.files import read_bytes, replacing
 from c4rl.results.catalogue import TABLES, get_table
+from c4rl.results.differences import difference_rows
 from c4rl.results.selection_criteria import criteria_rows
 from c4rl.results.speed_tables import SPEED_TABLES, SpeedTable, read_speeds, speed_caption, speed_rows
 from c4rl.results.store import Store
@@ -53,10 +54,13 @@ def table_text(
         filled = fill(table, Store(_folder(store)))
         if score in ("selected", "criteria") and all(m.job.get("select", "none") == "none" for m in table.methods):
             raise InputError(f"--score: found {score}, but no run of table {name} was trained with --select")
+        if score == "differences" and not any(m.against in {n.label for n in table.methods} for m in table.methods):
+            raise InputError(f"--score: found {score}, but no row of table {name} is compared with another")
         if far:
             return far_cells(table, filled)
         words = caption(table, filled, score)
-        rows = criteria_rows(table, filled) if score == "criteria" else rows_of(table, filled, score)
+        views = {"criteria": criteria_rows, "differences": difference_rows}
+        rows = views[score](table, filled) if score in views else rows_of(table, filled, score)
         if format == "csv":
             return csv(run_rows(table, filled))
     elif methods is not None:

@@ -68,6 +68,18 @@ def mean_interval(values: Array, level: float = 0.95) -> Interval:
     return Interval(centre - half, centre + half)
 
 
+def difference_interval(values: Array, others: Array, level: float = 0.95) -> Interval:
+    """Welch's interval of the difference between two means; infinite where one has a single run."""
+    centre, runs = float(np.mean(values) - np.mean(others)), [len(values), len(others)]
+    if min(runs) < 2:
+        return Interval(-math.inf, math.inf)
+    parts = [float(np.var(some, ddof=1)) / n for some, n in zip((values, others), runs, strict=True)]
+    spread = sum(part**2 / (n - 1) for part, n in zip(parts, runs, strict=True))
+    freedom = sum(parts) ** 2 / spread if spread else sum(runs) - 2
+    half = student_quantile((1 + level) / 2, freedom) * math.sqrt(sum(parts))
+    return Interval(centre - half, centre + half)
+
+
 def bootstrap_interval(
     statistic: Callable[..., Any],
     *scores: Array,
@@ -92,7 +104,7 @@ def bootstrap_interval(
 
 
 @cache
-def student_quantile(probability: float, freedom: int) -> float:
+def student_quantile(probability: float, freedom: float) -> float:
     """The quantile of Student's t distribution, above its median."""
     log_density = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - 0.5 * math.log(freedom * math.pi)
     # t = tan(θ) sqrt(freedom) makes the density a power of cos(θ), which is integrated on a grid

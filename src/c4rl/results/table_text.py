@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -12,31 +11,34 @@ from c4rl.results.tables import OF_A_RUN, QUANTITIES, Cell, Filled, Method, Resu
 from c4rl.training.summary import MARK
 
 MISSING = "–"
-CRITERIA_WORDS = "means over seeds by the rule that chooses the checkpoint; the gap is that from last to best"
+OF_MANY = {  # what a table shows of several runs -> what that is
+    "curve": "mean over sets at each evaluation [95% bootstrap]",
+    "criteria": "means over seeds by the rule that chooses the checkpoint; the gap is that from last to best",
+    "differences": f"{OF_A_RUN['late']}; a row's mean minus that of the row named with it, ± half a 95% interval "
+    "(Welch), [95% bootstrap]",
+}
 FAR, FAR_MARK = 2, "‡"  # of the paper's standard deviations
 Rows = list[list[str]]  # of words, the first row the headings
 
 
 def caption(table: ResultTable, filled: Filled, which: str) -> str:
     """What is shown, how it was made and what the signs mean."""
+    plain = which in OF_A_RUN
     counts = sorted({len(table.seeds_of(method)) for method in table.methods})
     compared = any(table.printed(method, task) for method in table.methods for task in table.tasks)
     evaluation = f", {table.episodes} episodes per evaluation" if table.quantity == "score" else ""
     parts = [
         QUANTITIES[table.quantity],
         f"{' or '.join(map(str, counts))} seeds, {table.updates:,} updates{evaluation}",
-        {**OF_A_RUN, "curve": "mean over sets at each evaluation [95% bootstrap]", "criteria": CRITERIA_WORDS}[which],
-        "" if which in ("curve", "criteria") else "± half a 95% interval (Student), [95% bootstrap]",
-        "after the slash the paper's, ± its standard deviation"
-        if which not in ("curve", "criteria") and compared
-        else "",
-        "difference: from the row that a row was made from" if _compares(table) and which != "criteria" else "",
+        (OF_A_RUN | OF_MANY)[which],
+        "± half a 95% interval (Student), [95% bootstrap]" if plain else "",
+        "after the slash the paper's, ± its standard deviation" if plain and compared else "",
         f"physics {PHYSICS}" if table.quantity == "score" else "",
         _precisions(table, filled),
         f"{MISSING}: not measured",
     ]
     cells = [(m, t, cell) for m in table.methods for t in table.tasks if (cell := filled.get((m.label, t)))]
-    if which not in ("curve", "criteria") and any(is_far(table, m, t, cell, which) for m, t, cell in cells):
+    if plain and any(is_far(table, m, t, cell, which) for m, t, cell in cells):
         parts.append(f"{FAR_MARK}: more than {FAR} of the paper's standard deviations from its mean")
     if any(entry.data["stopped"] for _, _, cell in cells for entry in cell.entries):
         parts.append(f"{MARK}: some runs failed and are scored as of their last good state")
@@ -62,35 +64,14 @@ def rows_of(table: ResultTable, filled: Filled, which: str = "late") -> Rows:
     """A line per method (or column, where tasks are rows); which: a score, or curve."""
     if which == "curve":
         return curve_rows(table, filled)
-    differences = ["difference [95%]"] if _compares(table) else []
-    rows = [["", *(short(task) for task in table.tasks), *overall_heads(table), *differences, "runs"]]
+    rows = [["", *(short(task) for task in table.tasks), *overall_heads(table), "runs"]]
     for method in table.methods:
         cells = [filled.get((method.label, task)) for task in table.tasks]
         words = [show(table, method, task, cell, which) for task, cell in zip(table.tasks, cells, strict=True)]
         found, wanted = sum(len(c.entries) for c in cells if c), len(table.measured) * len(table.seeds_of(method))
-        words += _overall(table, filled, method, which)
-        words += [_difference(table, filled, method, which)] if differences else []
-        rows.append([method.label, *words, f"{found}/{wanted}"])
+        rows.append([method.label, *words, *_overall(table, filled, method, which), f"{found}/{wanted}"])
     rows += effect_rows(table, filled, which)
     return [list(column) for column in zip(*rows, strict=True)] if table.tasks_are_rows else rows
-
-
-def _compares(table: ResultTable) -> bool:
-    return any(method.against for method in table.methods)
-
-
-def _difference(table: ResultTable, filled: Filled, method: Method, which: str) -> str:
-    """A method's mean minus that of the method it is compared with, as in -2.1 [-4.0, -0.2]."""
-    pair = [overall(table, filled, m, which) for m in table.methods if m.label in (method.label, method.against)]
-    if not method.against or len(pair) < 2 or any(scores is None for scores in pair):
-        return "" if not method.against else MISSING
-    other, own = [scores for scores in pair if scores is not None]  # what is compared with stands first
-
-    def difference(own: np.ndarray, other: np.ndarray) -> Any:
-        return mean(own) - mean(other)
-
-    low, high = bootstrap_interval(difference, own, other)
-    return f"{difference(own, other):+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
 def effect_rows(table: ResultTable, filled: Filled, which: str) -> Rows:

@@ -43,10 +43,10 @@ def _where() -> Iterator[Method]:
     """α by rows, without and with C4 at its defaults."""
     for base in by_rows(replace(TD3BC, label="TD3+BC"), (1, 3, 10)):
         plain = series_of(base, "alpha", (0.5, 2.5, 10.0), "α")
-        yield from (replace(method, paper=None) for method in plain)
+        yield from (replace(method, paper=None, factors={"C4": False}) for method in plain)
         with_c4 = series_of(replace(base, label=f"{base.label}, C4", plugins=("c4",)), "alpha", (0.5, 2.5, 10.0), "α")
         for method, without in zip(with_c4, plain, strict=True):
-            yield replace(method, paper=None, against=without.label)
+            yield replace(method, paper=None, against=without.label, factors={"C4": True})
 
 
 SMALL = {"hidden_layers": 2, "hidden_width": 64, "actor_lr": 1e-3, "critic_lr": 1e-3}
@@ -173,7 +173,13 @@ TABLES = (
         "c4-on-td3_bc",
         "C4 (K 5, proxy) on TD3+BC, eight locomotion sets of about 10,000 rows",
         tuple(
-            Method(f"TD3+BC, α {alpha}{label}", "td3_bc", plugins, options={"alpha": alpha, **options})
+            Method(
+                f"TD3+BC, α {alpha}{label}",
+                "td3_bc",
+                plugins,
+                options={"alpha": alpha, **options},
+                against=f"TD3+BC, α {alpha}" if label else "",
+            )
             for alpha in (0.5, 2.5)
             for label, plugins, options in (
                 ("", ("none",), {}),

@@ -17,9 +17,10 @@ def published(label: str, algorithm: str, **values: Any) -> Method:
 
 def cql_c4(preset: str, **options: Any) -> tuple[Method, Method]:
     """With C4, and the same with all but C4."""
-    with_c4 = Method(f"CQL + C4, {preset}", "cql", None, preset, options=options, paper="CQL + C4", seeds=5)
     label = f"control: {preset}, K 1, λ 0"
-    return with_c4, replace(with_c4, label=label, options=options | CONTROL, paper=None)
+    control = Method(label, "cql", None, preset, options=options | CONTROL, seeds=5)
+    c4 = replace(control, label=f"CQL + C4, {preset}", options=options, paper="CQL + C4", against=label)
+    return c4, control
 
 
 def series_of(base: Method, swept: str, values: tuple[float, ...], word: str = "") -> tuple[Method, ...]:

@@ -46,10 +46,11 @@ VALUES = Method(
 )
 C4_VALUES = VALUES.options | {"actor_rows": "cluster"}
 # the recipe for trajectories that start apart
-MAZE = Method("step size 3e-4", "td3_bc", ("layer_norm",), "none", options=values_of(APART.options))
+FASTER = Method("step size 1e-3", "td3_bc", ("layer_norm",), "none", options=values_of(APART.options))
 SMALLER, RATES = {"hidden_width": 128}, ("actor_lr", "critic_lr")
-FASTER = replace(MAZE, label="step size 1e-3", options=MAZE.options | dict.fromkeys(RATES, 1e-3))
-LONGER = replace(MAZE, label="step size 3e-4, 40,000 updates", job={"updates": 40_000})
+MAZE = replace(FASTER, label="step size 3e-4", options=FASTER.options | dict.fromkeys(RATES, 3e-4))
+MAZE_5 = f"{MAZE.label}, α 5.0"
+LONGER = replace(FASTER, label="step size 1e-3, 40,000 updates", job={"updates": 40_000})
 
 
 def together(base: Method) -> Method:
@@ -86,12 +87,14 @@ TABLES = (
             part("without the floor of effective rows", return_rows=0.0),
             part("without flat top and floor", return_top=0.0, return_rows=0.0),
             part("constant step size", actor_schedule="constant"),
+            part("constant step size, without weight decay", actor_schedule="constant", actor_decay=0.0),
             part("without weight decay", actor_decay=0.0),
             part("without averaged weights", actor_average=0.0),
             part("without decay and averaging", actor_decay=0.0, actor_average=0.0),
             replace(part("raw observations"), job=RECIPE.job | {"normalize_observations": False}),
             part("with LayerNorm in the policy", actor_layer_norm=True),
             part("with dropout 0.1", actor_dropout=0.1),
+            *alone_and_together(replace(part("constant step size"), label="constant, new seeds", seeds=25, first=25)),
         ),
         EIGHT,
         updates=10_000,
@@ -102,7 +105,7 @@ TABLES = (
         "mazes",
         "The setting of --preset best for trajectories that start apart, by α, step size and updates",
         tuple(
-            replace(method, paper=None)
+            replace(method, paper=None, against="" if method.label == MAZE_5 else MAZE_5)
             for base in (MAZE, FASTER, LONGER)
             for method in series_of(base, "alpha", (5.0, 10.0, 20.0), "α")
         ),
@@ -162,7 +165,14 @@ TABLES = (
             but(VALUES, "T 0.05", first=5, options=VALUES.options | {"return_temperature": 0.05}),
             but(VALUES, "α 1", options=VALUES.options | {"alpha": 1.0}),
             but(VALUES, "without weighting by returns", plugins=("layer_norm",)),
-            but(VALUES, "with C4 (K 5, λ 0.3)", 10, plugins=("layer_norm", "returns", "c4"), options=C4_VALUES),
+            but(
+                VALUES,
+                "with C4 (K 5, λ 0.3)",
+                10,
+                plugins=("layer_norm", "returns", "c4"),
+                options=C4_VALUES,
+                against=VALUES.label,
+            ),
         ),
         EIGHT,
         updates=40_000,
