@@ -93,7 +93,6 @@ TABLES = (
             replace(part("raw observations"), job=RECIPE.job | {"normalize_observations": False}),
             part("with LayerNorm in the policy", actor_layer_norm=True),
             part("with dropout 0.1", actor_dropout=0.1),
-            *alone_and_together(replace(part("constant step size"), label="constant, new seeds", seeds=25, first=25)),
         ),
         EIGHT,
         updates=10_000,
@@ -141,6 +140,7 @@ TABLES = (
         (
             RECIPE,
             together(RECIPE),
+            *alone_and_together(replace(part("constant step size"), seeds=25, first=25, against="")),
             *alone_and_together(but(RECIPE, "T 0.1 alone", 25, options=T_ALONE)),
             *alone_and_together(but(RECIPE, "batches of 1,024", 10, options=RECIPE.options | {"batch_size": 1024})),
             *alone_and_together(but(RECIPE, "by likelihood", 10, options=RECIPE.options | {"loss": "likelihood"})),
