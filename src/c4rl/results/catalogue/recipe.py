@@ -21,6 +21,7 @@ RECIPE = Method(
     job={"updates": 10_000},
     seeds=25,
 )
+CONSTANT = RECIPE.options | {"actor_schedule": "constant"}
 T_ALONE = RECIPE.options | {"return_temperature": 0.1, "return_top": 0.0, "return_rows": 0.0}
 CLONING = replace(
     RECIPE,
@@ -85,8 +86,8 @@ TABLES = (
             part("without the flat top", return_top=0.0),
             part("without the floor of effective rows", return_rows=0.0),
             part("without flat top and floor", return_top=0.0, return_rows=0.0),
-            part("constant step size", actor_schedule="constant"),
-            part("constant step size, without weight decay", actor_schedule="constant", actor_decay=0.0),
+            replace(part("constant step size"), options=CONSTANT),
+            replace(part("constant step size, without weight decay"), options=CONSTANT | {"actor_decay": 0.0}),
             part("without weight decay", actor_decay=0.0),
             part("without averaged weights", actor_average=0.0),
             part("without decay and averaging", actor_decay=0.0, actor_average=0.0),
@@ -140,7 +141,7 @@ TABLES = (
         (
             RECIPE,
             together(RECIPE),
-            *alone_and_together(replace(part("constant step size"), seeds=25, first=25, against="")),
+            *alone_and_together(but(RECIPE, "constant step size", 25, 25, options=CONSTANT)),
             *alone_and_together(but(RECIPE, "T 0.1 alone", 25, options=T_ALONE)),
             *alone_and_together(but(RECIPE, "batches of 1,024", 10, options=RECIPE.options | {"batch_size": 1024})),
             *alone_and_together(but(RECIPE, "by likelihood", 10, options=RECIPE.options | {"loss": "likelihood"})),
