@@ -21,7 +21,7 @@ RECIPE = Method(
     job={"updates": 10_000},
     seeds=25,
 )
-CONSTANT = {"actor_schedule": "constant"}
+CONSTANT = RECIPE.options | {"actor_schedule": "constant"}
 T_ALONE = RECIPE.options | {"return_temperature": 0.1, "return_top": 0.0, "return_rows": 0.0}
 CLONING = replace(
     RECIPE,
@@ -86,15 +86,14 @@ TABLES = (
             part("without the flat top", return_top=0.0),
             part("without the floor of effective rows", return_rows=0.0),
             part("without flat top and floor", return_top=0.0, return_rows=0.0),
-            part("constant step size", actor_schedule="constant"),
-            part("constant step size, without weight decay", actor_schedule="constant", actor_decay=0.0),
+            replace(part("constant step size"), options=CONSTANT),
+            replace(part("constant step size, without weight decay"), options=CONSTANT | {"actor_decay": 0.0}),
             part("without weight decay", actor_decay=0.0),
             part("without averaged weights", actor_average=0.0),
             part("without decay and averaging", actor_decay=0.0, actor_average=0.0),
             replace(part("raw observations"), job=RECIPE.job | {"normalize_observations": False}),
             part("with LayerNorm in the policy", actor_layer_norm=True),
             part("with dropout 0.1", actor_dropout=0.1),
-            *alone_and_together(replace(part("constant step size"), label="constant, new seeds", seeds=25, first=25)),
         ),
         EIGHT,
         updates=10_000,
@@ -142,20 +141,10 @@ TABLES = (
         (
             RECIPE,
             together(RECIPE),
+            *alone_and_together(but(RECIPE, "constant step size", 25, 25, options=CONSTANT)),
             *alone_and_together(but(RECIPE, "T 0.1 alone", 25, options=T_ALONE)),
             *alone_and_together(but(RECIPE, "batches of 1,024", 10, options=RECIPE.options | {"batch_size": 1024})),
             *alone_and_together(but(RECIPE, "by likelihood", 10, options=RECIPE.options | {"loss": "likelihood"})),
-            *alone_and_together(
-                but(RECIPE, "constant step size, new seeds", 10, 25, options=RECIPE.options | CONSTANT)
-            ),
-            *alone_and_together(
-                but(RECIPE, "constant step size 3e-3", 10, options=RECIPE.options | CONSTANT | {"actor_lr": 3e-3})
-            ),
-            *alone_and_together(
-                but(
-                    RECIPE, "constant step size, 20,000 updates", 10, options=RECIPE.options | CONSTANT, job=CLONING.job
-                )
-            ),
             CLONING,
             together(CLONING),
             but(CLONING, "without weighting by returns", 10, plugins=("none",), options=unweighted(CLONING)),
