@@ -1,7 +1,7 @@
 """Whole episodes of policies, recorded by worker processes on all cores.
 
 The work is cut into blocks: block b of policy k is a fixed number of rows, rounded up to whole episodes, and a function
-of (seed, k, b) alone. Blocks lie in a hidden folder beside the output until all are there, so that a killed recording
+of (seed, k, b) alone. Blocks lie in a hidden folder next to the output until all are there, so that a killed recording
 continues, and the bytes depend neither on the number of workers nor on interruptions.
 """
 
@@ -175,7 +175,7 @@ def _run(
 def join(folder: Path, behaviours: Sequence[Behaviour], size: int) -> tuple[dict[str, Array], list[dict[str, Any]]]:
     """The dataset's arrays, `size` rows in equal shares, and what each policy did. The very last episode may be cut."""
     pieces: list[dict[str, Array]] = []
-    told: list[dict[str, Any]] = []
+    summaries: list[dict[str, Any]] = []
     total, bounds = 0, {}
     for k, behaviour in enumerate(behaviours):
         target, returns, before = -(-(k + 1) * size // len(behaviours)), [], min(total, size)
@@ -186,7 +186,7 @@ def join(folder: Path, behaviours: Sequence[Behaviour], size: int) -> tuple[dict
             pieces.append(episode)
             total += len(episode["rewards"])
             returns.append(float(episode["rewards"].sum(dtype=np.float64)))
-        told.append(
+        summaries.append(
             {
                 "policy": _base(behaviour),
                 "snapshot": behaviour.snapshot,
@@ -214,7 +214,7 @@ def join(folder: Path, behaviours: Sequence[Behaviour], size: int) -> tuple[dict
         "next_actions": next_actions,
         "next_action_valid": ~ends,
         **bounds,
-    }, told
+    }, summaries
 
 
 def _episodes(folder: Path, k: int) -> Iterator[dict[str, Array]]:
