@@ -10,8 +10,8 @@ import json
 import queue
 import re
 import shutil
-import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -126,48 +126,43 @@ def _run(
     progress: Callable[[int], None],
 ) -> None:
     """Record these blocks; one thread of this process waits on each worker. No workers: this process does it."""
-    message = {"rows": rows, "seed": seed, "folder": str(folder)}
+
+    def message(k: int, b: int) -> Message:
+        return asdict(behaviours[k]) | {"rows": rows, "seed": seed, "folder": str(folder), "k": k, "b": b}
+
     if workers == 0:
         recorder = Recorder(task)
-        for done, (k, b) in enumerate(todo, start=1):
-            recorder.record(message | asdict(behaviours[k]) | {"k": k, "b": b})
+        for done, job in enumerate(todo, start=1):
+            recorder.record(message(*job))
             progress(done)
         return
-    jobs: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
-    replies: queue.SimpleQueue[Message] = queue.SimpleQueue()
-    count = min(workers or min(available_cores(), MAX_WORKERS), len(todo))
-    for job in todo:
-        jobs.put(job)
-    for _ in range(count):
-        jobs.put(None)
-    processes: list[WorkerProcess] = []
-    threads: list[threading.Thread] = []
+    count = max(1, min(workers or min(available_cores(), MAX_WORKERS), len(todo)))
+    processes = [WorkerProcess(__name__, asdict(task)) for _ in range(min(count, len(todo)))]
+    idle: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()
+    for worker in processes:
+        idle.put(worker)
 
-    def drive(worker: WorkerProcess) -> None:
-        while (job := jobs.get()) is not None:
-            k, b = job
-            worker.request(message | asdict(behaviours[k]) | {"k": k, "b": b})
-            try:
-                replies.put(worker.reply()[0])
-            except WorkerDied as death:
-                replies.put({"error": str(death)})
-                return
+    def record(k: int, b: int) -> None:
+        worker = idle.get()
+        try:
+            worker.request(message(k, b))
+            error = worker.reply()[0].get("error")
+        except WorkerDied as death:
+            error = str(death)
+        finally:
+            idle.put(worker)
+        if error is not None:
+            raise RuntimeError(f"recording {task.name}: {error}")
 
+    threads = ThreadPoolExecutor(count)
     try:
-        for _ in range(count):
-            processes.append(WorkerProcess(__name__, asdict(task)))
-            threads.append(threading.Thread(target=drive, args=(processes[-1],), daemon=True))
-            threads[-1].start()
-        for done in range(1, len(todo) + 1):
-            reply = replies.get()
-            if "error" in reply:
-                raise RuntimeError(f"recording {task.name}: {reply['error']}")
+        for done, finished in enumerate(as_completed([threads.submit(record, *job) for job in todo]), start=1):
+            finished.result()
             progress(done)
     finally:
         for worker in processes:
-            worker.process.kill()  # its thread notices
-        for thread in threads:
-            thread.join()
+            worker.process.kill()  # a thread that waits for it notices
+        threads.shutdown(cancel_futures=True)
         for worker in processes:
             worker.stop()
 
