@@ -10,6 +10,7 @@ Several processes prepare the cases side by side (compiling and capturing takes 
 measured at a time, while the others wait: the GPU has nothing else to do. Cases come in the order of their weight,
 three rounds over each group; none is begun once --budget seconds have passed. A case that fails is noted and left.
 FILE is rewritten as the measurements come in. --speeds: also write what `c4rl table runtime` and `overhead` read.
+The tables of speed.md are printed in the end, and by themselves with --tables.
 """
 
 import argparse
@@ -31,7 +32,16 @@ import torch
 from c4rl.algorithms import cql
 from c4rl.core import ops
 from c4rl.core.files import write_json
-from c4rl.results.speed import REPEATS, Measurement, TimedRuns, bench_config, machine_name, made_up_dataset, summarize
+from c4rl.results.speed import (
+    REPEATS,
+    Measurement,
+    TimedRuns,
+    bench_config,
+    machine_name,
+    made_up_dataset,
+    spread,
+    summarize,
+)
 from c4rl.results.speed_tables import SHAPE, SPEED_TABLES, machine_folder
 from c4rl.training.launch import Launch
 from c4rl.training.summary import versions
@@ -51,7 +61,7 @@ OPERATIONS = (
     "cross_covariance_size",
     "add_metrics",
 )
-ENOUGH = 0.1  # of an update: the gain for which a family of kernels is kept
+ROWS = 10_000
 
 
 @dataclass(frozen=True)
@@ -61,7 +71,7 @@ class Case:
     runs: int
     precision: str = "fp32"
     variant: str = "ours"
-    rows: int = 10_000
+    rows: int = ROWS
 
     def __str__(self) -> str:
         return f"{self.algorithm} {self.plugins} x{self.runs} {self.precision} {self.rows} rows: {self.variant}"
@@ -241,6 +251,7 @@ class Workers:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--tables", action="store_true", help="measure nothing: print the tables of FILE")
     parser.add_argument("--speeds", type=Path, help="folder for `c4rl table runtime` and `overhead`")
     parser.add_argument("--seconds", type=float, default=0.25, help="how long each repeat lasts")
     parser.add_argument("--budget", type=float, default=190.0, help="seconds after which nothing is begun")
@@ -250,6 +261,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", help="cases whose names have one of these words")
     parser.add_argument("--device", default="cuda", help="cpu: a check that this program runs")
     given = parser.parse_args()
+    if given.tables:
+        print(tables(given.json))
+        return
     began = time.perf_counter()
     groups = [[c for c in group if any(o in str(c) for o in given.only or [""])] for group in plan(given.compile)]
     cases = [case for group in groups for case in group]
@@ -305,7 +319,7 @@ def main() -> None:
     workers.stop()
     if given.speeds is not None:
         write_speeds(given, measured)
-    print_gains(measured)
+    print(tables(given.json))
     say("done")
 
 
@@ -328,16 +342,66 @@ def write_speeds(given: argparse.Namespace, measured: dict[Case, list[dict[str, 
         write_json(folder / f"{cell}.json", {"shape": shape, "machine": machine, "results": stages})
 
 
-def print_gains(measured: dict[Case, list[dict[str, Measurement]]]) -> None:
-    print("\nhow much longer an update takes than with our kernels:")
-    for case, found in measured.items():
-        ours = measured.get(replace(case, variant="ours"))
-        if case.variant == "ours" or ours is None:
-            continue
-        rates = [summarize([m[list(m)[-1]] for m in each])["run_updates_per_second"] for each in (ours, found)]
-        gain = rates[0] / rates[1] - 1
-        kept = "  keep" if case.variant.startswith("without ") and gain >= ENOUGH else ""
-        print(f"{case!s:60} {gain:+8.1%}{kept}")
+# -- the tables of speed.md, from FILE
+
+LABELS = {"td3_bc": "TD3+BC", "cql": "CQL", "none": "", "c4-proxy": " + C4", "layer_norm": " + LayerNorm"}
+COLUMNS = {
+    "our kernels, fp32": ("ours", "fp32"),
+    "our kernels, bf16x3": ("ours", "bf16x3"),
+    "plain PyTorch": ("plain", "fp32"),
+    "torch.compile": ("compiled", "fp32"),
+    "torch.compile, each operation": ("compiled operations", "fp32"),
+}
+WITHOUT = {
+    "plain": "all of them",
+    "without mlp": "mlp: networks with bias, ReLU and their gradients",
+    "without random": "random: draws, single-cluster batches",
+    "without adam": "adam",
+    "without subspace": "subspace: eigenvectors for clustering",
+    "without covariance": "covariance: the penalty",
+    "without losses metrics": "losses and metrics",
+    "without tanh_gaussian": "tanh_gaussian: samples of CQL's policy",
+    "without layer_norm": "layer_norm (with LayerNorm instead of C4)",
+}
+
+
+def tables(file: Path) -> str:
+    """Run-updates per second, and how much longer an update takes without each family, as Markdown."""
+    cells: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for result in json.loads(file.read_text())["results"]:
+        if result["rows"] == ROWS:
+            cells[tuple(result[name] for name in ("algorithm", "plugins", "runs", "variant", "precision"))] = result
+
+    def trained(*key: Any) -> dict[str, Any] | None:
+        """The last stage, which is the whole algorithm where it has one."""
+        found = cells.get(key, {}).get("stages")
+        return None if not found else list(found.values())[-1]
+
+    def rate(*key: Any) -> str:
+        if (found := trained(*key)) is None:
+            failed = cells.get(key, {}).get("error", "no time left")
+            return "" if "time" in failed else "fails in Inductor"
+        return f"{found['run_updates_per_second']:,.0f} ({100 * spread(found):.1f}%)"
+
+    def longer(variant: str, *key: Any, precision: str = "fp32") -> str:
+        other, ours = trained(*key, variant, precision), trained(*key, "ours", precision)
+        if other is None or ours is None:
+            return ""
+        return f"{100 * (ours['run_updates_per_second'] / other['run_updates_per_second'] - 1):+.0f}%"
+
+    methods = [(a, p) for p in ("c4-proxy", "none", "layer_norm") for a in ("td3_bc", "cql")]
+    lines = [f"| | runs | {' | '.join(COLUMNS)} |", "|---" * (2 + len(COLUMNS)) + "|"]
+    for (algorithm, plugins), runs in itertools.product(methods, (1, 25)):
+        found = [rate(algorithm, plugins, runs, *column) for column in COLUMNS.values()]
+        lines.append(f"| {LABELS[algorithm]}{LABELS[plugins]} | {runs} | {' | '.join(found)} |")
+    lines += ["", "| without | TD3+BC + C4, 1 run | 25 runs | CQL + C4, 1 run | 25 runs |", "|---|---|---|---|---|"]
+    for variant, label in WITHOUT.items():
+        plugins = "layer_norm" if variant == "without layer_norm" else "c4-proxy"
+        found = [longer(variant, a, plugins, runs) for a in ("td3_bc", "cql") for runs in (1, 25)]
+        if more := longer(variant, "cql", plugins, 1, precision="bf16x3"):
+            found[2] += f"; in bf16x3 {more}"
+        lines.append(f"| {label} | {' | '.join(found)} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Recording with policies from files: whole episodes, equal bytes, and killed recordings that go on."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -193,7 +194,7 @@ def test_policies_that_do_not_fit_the_sets_name_are_refused(
 
 
 def test_a_worker_that_fails_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy_recording.sys, "executable", "/bin/false")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(RuntimeError, match="recording hopper-medium-v2: a worker ended with exit code 1"):
         record(HOPPER.name, 10, 0, tmp_path / "new.npz", ["random"], workers=1)
 

@@ -42,7 +42,7 @@ class TableFlags(Options):
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
     precision: Literal["fp32", "bf16x3"] = "fp32"
-    """Of matrix products on a GPU."""
+    """Precision of matrix products on a GPU."""
     runs_per_launch: int | None = option(None, at_least=1, at_most=10_000)
     """The most runs of one launch, as in `c4rl train`."""
 

@@ -32,9 +32,9 @@ class _Sources:
     """Continue the job in this folder. Takes --dataset (moved files of the same bytes), --updates (train beyond the
     planned end), --device, --threads and --allow-import, and no other flag."""
     points: Path | None = None
-    """A file of settings to train, beside the product of --sweep: a JSON list of objects such as {"lambda": 0.1, "K":
-    5}, or an object per line. Each is trained with every combination of --sweep and every seed; an option that a point
-    does not name keeps the job's value."""
+    """A file of settings to train: a JSON list of objects such as {"lambda": 0.1, "K": 5}, or an object per line.
+    Each is trained with every combination of --sweep and every seed; an option that it does not name keeps the job's
+    value."""
     allow_import: bool = False
     """With --config or --resume: import the module that a stored task names (gym:MODULE:ID): its code runs."""
 

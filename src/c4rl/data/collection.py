@@ -4,13 +4,7 @@ A group of environments belongs to one run and steps together. What it does in a
 policy and its environments' states alone: rows depend neither on the number of workers nor on their speed.
 """
 
-import json
-import os
-import select
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -18,8 +12,8 @@ import numpy as np
 from safetensors.numpy import load, save
 
 from c4rl.core.behaviour_policy import BehaviourPolicy
+from c4rl.core.worker_process import Parent, WorkerDied, WorkerProcess, described
 from c4rl.data.policy_files import WORDS, gaussian_policies
-from c4rl.environments.evaluation import SINGLE_THREAD
 from c4rl.environments.making import make_environment
 from c4rl.environments.tasks import Task
 
@@ -111,7 +105,7 @@ class Collector:
         self._own = None if workers else _Groups(task, seeds, places)
         self._found: list[tuple[Array, list[float]]] = []
         facts = {"task": asdict(task), "seeds": list(seeds)}
-        self._processes = [_process(facts | {"places": share}) for share in self._shares] if workers else []
+        self._workers = [WorkerProcess(__name__, facts | {"places": s}) for s in self._shares] if workers else []
 
     def start(self, arrays: Mapping[str, Array] | None, block: int, steps: int, restart: bool) -> None:
         """arrays: Gaussian policies [R, ...] as docs/recording.md has them; None: act at random."""
@@ -120,47 +114,25 @@ class Collector:
         weights = save(numbers) if numbers else b""
         if self._own is not None:
             self._found = self._own.collect(job, weights)
-        message = json.dumps(job | {"bytes": len(weights)}).encode() + b"\n" + weights
-        for process in self._processes:
-            assert process.stdin is not None
-            with suppress(OSError):  # it died: `finish` will notice
-                process.stdin.write(message)
-                process.stdin.flush()
+        for worker in self._workers:
+            worker.request(job, weights)
 
     def ready(self) -> bool:
         """Whether `finish` would not wait."""
-        pipes: list[Any] = [process.stdout for process in self._processes]
-        return len(select.select(pipes, [], [], 0)[0]) == len(pipes)
+        return all(worker.ready() for worker in self._workers)
 
     def finish(self) -> Block:
         parts: dict[tuple[int, int], tuple[Array, list[float]]] = {}
-        found = [self._found] if self._own is not None else [self._reply(process) for process in self._processes]
+        found = [self._found] if self._own is not None else [_collected(worker) for worker in self._workers]
         for share, some in zip(self._shares, found, strict=True):
             parts |= {(run, index): part for (run, index), part in zip(share, some, strict=True)}
         own = [[parts[place] for place in sorted(parts) if place[0] == run] for run in range(self.runs)]
         rows = np.stack([np.concatenate([rows for rows, _ in groups]) for groups in own])
         return Block(rows, [[total for _, totals in groups for total in totals] for groups in own])
 
-    def _reply(self, process: "subprocess.Popen[bytes]") -> list[tuple[Array, list[float]]]:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"a worker ended with exit code {process.wait()}; what it printed stands above")
-        reply = json.loads(line)
-        if "error" in reply:
-            raise RuntimeError(reply["error"])
-        count = int(np.prod(reply["shape"]))
-        rows = np.frombuffer(process.stdout.read(4 * count), np.float32).reshape(reply["shape"])
-        return list(zip(rows, reply["returns"], strict=True))
-
     def close(self) -> None:
-        for process in self._processes:
-            process.kill()
-            process.wait()
-            for stream in (process.stdin, process.stdout):
-                assert stream is not None
-                with suppress(OSError):
-                    stream.close()
+        for worker in self._workers:
+            worker.stop()
 
     def __enter__(self) -> "Collector":
         return self
@@ -169,39 +141,26 @@ class Collector:
         self.close()
 
 
-def _process(facts: dict[str, Any]) -> "subprocess.Popen[bytes]":
-    process = subprocess.Popen(
-        [sys.executable, "-c", "from c4rl.data.collection import serve; serve()"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=os.environ | SINGLE_THREAD | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
-        start_new_session=True,  # the terminal's Ctrl-C is for the parent alone
-    )
-    assert process.stdin is not None
-    with suppress(OSError):
-        process.stdin.write(json.dumps(facts).encode() + b"\n")
-        process.stdin.flush()
-    return process
+def _collected(worker: WorkerProcess) -> list[tuple[Array, list[float]]]:
+    try:
+        reply, rows = worker.reply()
+    except WorkerDied as death:
+        raise RuntimeError(str(death)) from death
+    if "error" in reply:
+        raise RuntimeError(reply["error"])
+    return list(zip(np.frombuffer(rows, np.float32).reshape(reply["shape"]), reply["returns"], strict=True))
 
 
 def serve() -> None:
-    """Read what to simulate, then blocks to collect, until the parent closes the pipe or dies."""
-    commands, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what an environment prints must not mix with the replies
-    facts, groups = json.loads(commands.readline()), None
-    while line := commands.readline():
-        job = json.loads(line)
-        weights = commands.read(job["bytes"])
-        rows: Array = np.zeros(0, np.float32)
+    """The worker's side: what to simulate, then blocks to collect."""
+    parent, groups = Parent(), None
+    requests = parent.requests()
+    facts, _ = next(requests)
+    for job, weights in requests:
         try:
             groups = groups or _Groups(Task(**facts["task"]), facts["seeds"], facts["places"])
             found = groups.collect(job, weights)
             rows = np.stack([rows for rows, _ in found])
-            reply: dict[str, Any] = {"shape": rows.shape, "returns": [returns for _, returns in found]}
-        except Exception as error:  # the parent reports whatever an environment raises
-            reply = {"error": f"{type(error).__name__}: {error}"}
-        try:
-            replies.write(json.dumps(reply).encode() + b"\n" + rows.tobytes())
-            replies.flush()
-        except BrokenPipeError:  # the parent was killed
-            os._exit(0)
+            parent.answer({"shape": rows.shape, "returns": [returns for _, returns in found]}, rows.tobytes())
+        except Exception as error:
+            parent.answer({"error": described(error)})

@@ -173,9 +173,9 @@ def _episode(file: Hdf5, name: str, layout: list[tuple[str, int | None]]) -> dic
 def read_minari(file: Hdf5, task: TaskLike | None = None) -> Log:
     """Read the `main_data.hdf5` of a local Minari dataset; the module's docstring describes the format."""
     path = file.path
-    told = _metadata(path.parent, within=path.parent)
-    low, high = _bounds(path.parent / "metadata.json", told)
-    metadata = checked(path.parent / "metadata.json", C4RL, told.get(C4RL, {}))
+    stored = _metadata(path.parent, within=path.parent)
+    low, high = _bounds(path.parent / "metadata.json", stored)
+    metadata = checked(path.parent / "metadata.json", C4RL, stored.get(C4RL, {}))
     episodes: list[dict[str, Array]] = []
     goals: set[bytes] = set()
     for name in file.episodes:

@@ -1,21 +1,18 @@
 """Whole episodes of policies, recorded by worker processes on all cores.
 
 The work is cut into blocks: block b of policy k is a fixed number of rows, rounded up to whole episodes, and a function
-of (seed, k, b) alone. Blocks lie in a hidden folder beside the output until all are there, so that a killed recording
+of (seed, k, b) alone. Blocks lie in a hidden folder next to the output until all are there, so that a killed recording
 continues, and the bytes depend neither on the number of workers nor on interruptions.
 """
 
 import hashlib
 import json
-import os
 import queue
 import re
 import shutil
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -24,9 +21,10 @@ import numpy as np
 
 from c4rl.core.errors import InputError
 from c4rl.core.files import replacing, write_json
+from c4rl.core.worker_process import Message, Parent, WorkerDied, WorkerProcess, described
 from c4rl.data.behaviour_agents import RANDOM
 from c4rl.data.policy_files import read_policies, trained_for
-from c4rl.environments.evaluation import MAX_WORKERS, SINGLE_THREAD, available_cores
+from c4rl.environments.evaluation import MAX_WORKERS, available_cores
 from c4rl.environments.tasks import GOAL_ANT, Task
 
 if TYPE_CHECKING:
@@ -128,76 +126,51 @@ def _run(
     progress: Callable[[int], None],
 ) -> None:
     """Record these blocks; one thread of this process waits on each worker. No workers: this process does it."""
-    message = {"rows": rows, "seed": seed, "folder": str(folder)}
+
+    def message(k: int, b: int) -> Message:
+        return asdict(behaviours[k]) | {"rows": rows, "seed": seed, "folder": str(folder), "k": k, "b": b}
+
     if workers == 0:
         recorder = Recorder(task)
-        for done, (k, b) in enumerate(todo, start=1):
-            recorder.record(message | asdict(behaviours[k]) | {"k": k, "b": b})
+        for done, job in enumerate(todo, start=1):
+            recorder.record(message(*job))
             progress(done)
         return
-    jobs: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
-    replies: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    count = min(workers or min(available_cores(), MAX_WORKERS), len(todo))
-    for job in todo:
-        jobs.put(job)
-    for _ in range(count):
-        jobs.put(None)
-    processes: list[subprocess.Popen[str]] = []
-    threads: list[threading.Thread] = []
+    count = max(1, min(workers or min(available_cores(), MAX_WORKERS), len(todo)))
+    processes = [WorkerProcess(__name__, asdict(task)) for _ in range(min(count, len(todo)))]
+    idle: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()
+    for worker in processes:
+        idle.put(worker)
 
-    def drive(process: "subprocess.Popen[str]") -> None:
-        assert process.stdin is not None and process.stdout is not None
-        while (job := jobs.get()) is not None:
-            k, b = job
-            try:
-                print(json.dumps(message | asdict(behaviours[k]) | {"k": k, "b": b}), file=process.stdin, flush=True)
-                replies.put(json.loads(process.stdout.readline()))
-            except (OSError, ValueError):
-                replies.put({"error": f"a worker ended with exit code {process.wait()}; what it printed stands above"})
-                return
+    def record(k: int, b: int) -> None:
+        worker = idle.get()
+        try:
+            worker.request(message(k, b))
+            error = worker.reply()[0].get("error")
+        except WorkerDied as death:
+            error = str(death)
+        finally:
+            idle.put(worker)
+        if error is not None:
+            raise RuntimeError(f"recording {task.name}: {error}")
 
+    threads = ThreadPoolExecutor(count)
     try:
-        for _ in range(count):
-            processes.append(_start(task))
-            threads.append(threading.Thread(target=drive, args=(processes[-1],), daemon=True))
-            threads[-1].start()
-        for done in range(1, len(todo) + 1):
-            reply = replies.get()
-            if "error" in reply:
-                raise RuntimeError(f"recording {task.name}: {reply['error']}")
+        for done, finished in enumerate(as_completed([threads.submit(record, *job) for job in todo]), start=1):
+            finished.result()
             progress(done)
     finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-        for thread in threads:
-            thread.join()
-        for process in processes:
-            for stream in (process.stdin, process.stdout):
-                assert stream is not None
-                with suppress(OSError):
-                    stream.close()
-
-
-def _start(task: Task) -> "subprocess.Popen[str]":
-    process = subprocess.Popen(
-        [sys.executable, "-c", "from c4rl.data.policy_recording import serve; serve()"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | SINGLE_THREAD | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
-        start_new_session=True,  # the terminal's Ctrl-C is for the parent alone
-    )
-    assert process.stdin is not None
-    with suppress(OSError):  # it died at once: `drive` will notice
-        print(json.dumps(asdict(task)), file=process.stdin, flush=True)
-    return process
+        for worker in processes:
+            worker.process.kill()  # a thread that waits for it notices
+        threads.shutdown(cancel_futures=True)
+        for worker in processes:
+            worker.stop()
 
 
 def join(folder: Path, behaviours: Sequence[Behaviour], size: int) -> tuple[dict[str, Array], list[dict[str, Any]]]:
     """The dataset's arrays, `size` rows in equal shares, and what each policy did. The very last episode may be cut."""
     pieces: list[dict[str, Array]] = []
-    told: list[dict[str, Any]] = []
+    summaries: list[dict[str, Any]] = []
     total, bounds = 0, {}
     for k, behaviour in enumerate(behaviours):
         target, returns, before = -(-(k + 1) * size // len(behaviours)), [], min(total, size)
@@ -208,7 +181,7 @@ def join(folder: Path, behaviours: Sequence[Behaviour], size: int) -> tuple[dict
             pieces.append(episode)
             total += len(episode["rewards"])
             returns.append(float(episode["rewards"].sum(dtype=np.float64)))
-        told.append(
+        summaries.append(
             {
                 "policy": _base(behaviour),
                 "snapshot": behaviour.snapshot,
@@ -236,7 +209,7 @@ def join(folder: Path, behaviours: Sequence[Behaviour], size: int) -> tuple[dict
         "next_actions": next_actions,
         "next_action_valid": ~ends,
         **bounds,
-    }, told
+    }, summaries
 
 
 def _episodes(folder: Path, k: int) -> Iterator[dict[str, Array]]:
@@ -269,7 +242,7 @@ class Recorder:
         self._task, self._environment = task, make_environment(task)
         self._actors: dict[tuple[str, int], tuple[gymnasium.Env, Actor | None]] = {}
 
-    def record(self, job: dict[str, Any]) -> None:
+    def record(self, job: Message) -> None:
         key = job["file"], job["snapshot"] or 0
         if key not in self._actors:
             self._actors[key] = self._actor(*key, job["seed"])
@@ -296,21 +269,17 @@ class Recorder:
 
 
 def serve() -> None:
-    """Read a task, then blocks to record, until the parent closes the pipe or dies."""
-    replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what an environment prints must not mix with the replies
-    recorder, task = None, Task(**json.loads(sys.stdin.readline()))
-    for line in sys.stdin:
-        reply = {}
+    """The worker's side: a task, then blocks to record."""
+    parent, recorder = Parent(), None
+    requests = parent.requests()
+    task = Task(**next(requests)[0])
+    for job, _ in requests:
         try:
             recorder = recorder or Recorder(task)
-            recorder.record(json.loads(line))
-        except Exception as error:  # the parent reports whatever an environment raises
-            reply["error"] = f"{type(error).__name__}: {error}"
-        try:
-            print(json.dumps(reply), file=replies, flush=True)
-        except BrokenPipeError:  # the parent was killed
-            os._exit(0)
+            recorder.record(job)
+            parent.answer({})
+        except Exception as error:
+            parent.answer({"error": described(error)})
 
 
 def record_block(

@@ -63,10 +63,10 @@ def record(
     _check_number(task, behaviours)
     path.parent.mkdir(parents=True, exist_ok=True)
     with policy_recording.blocks(path, task, behaviours, facts, workers, progress) as folder:
-        arrays, told = policy_recording.join(folder, behaviours, size)
+        arrays, behaviour = policy_recording.join(folder, behaviours, size)
         random = all(behaviour.file == policy_recording.RANDOM for behaviour in behaviours)
         chosen = {"chosen": words} if words else {}
-        metadata = {"name": _name(task, random), "behaviour": told} | chosen | facts
+        metadata = {"name": _name(task, random), "behaviour": behaviour} | chosen | facts
         write_npz(path, arrays, metadata)
     return metadata
 

@@ -27,7 +27,7 @@ TERMS = ("A", "B", "C", "variance", "cross_share", "base_variance")
 
 
 def diagnose(folder: Path, run: str | None = None, size: int = 1024) -> dict[str, Any]:
-    """Of every run of the job, or of one by its name in files, on the same `size` rows."""
+    """Diagnose every run of the job, or one by its name in files, on the same `size` rows."""
     launch, preparation, config = restore(folder, run=run)
     critics_of(launch)  # refuses algorithms without one
     sample = sample_rows(launch, size)

@@ -33,11 +33,11 @@ class FittedQConfig(Options):
     resamples: int = option(5, at_least=2, at_most=1000)
     """Bootstrap resamples of the trajectories, for the intervals; each takes one more critic per policy."""
     discount: float = option(0.99, at_least=0, below=1)
-    """Of the values."""
+    """Discount of the estimated values."""
     batch_size: int = option(256, at_least=1, at_most=1e6)
     """Rows per update."""
     hidden_layers: int = option(2, at_least=1, at_most=100)
-    """Of the critics, with LayerNorm."""
+    """Hidden layers of the critics, which have LayerNorm."""
     hidden_width: int = option(256, at_least=1, at_most=1e5)
     """Units of a hidden layer."""
     critic_lr: float = option(3e-4, above=0, at_most=1)
@@ -45,7 +45,7 @@ class FittedQConfig(Options):
     tau: float = option(0.05, above=0, at_most=1)
     """Target update rate. Values settle after a few times 1 / (tau (1 - discount)) updates."""
     seed: int = option(0, at_least=0, at_most=2**62)
-    """Of networks, batches and resamples."""
+    """Seed of networks, batches and resamples."""
 
 
 class Estimates(NamedTuple):
@@ -65,7 +65,7 @@ def fitted_q_evaluation(
     dtype: torch.dtype = torch.float32,
     watch: Callable[[int], Any] = lambda update: None,
 ) -> Estimates:
-    """watch: told the number of each update that was made."""
+    """watch: called with the number of each finished update."""
     device, groups = torch.device(device), config.resamples + 1  # critics of a policy; the first sees the data as is
     mean, std = observation_statistics(data.observations)
     size = float(np.abs(data.rewards).mean()) or 1.0

@@ -1,4 +1,4 @@
-"""Terms A, B and C of Theorem 1 at a checkpoint, beside the variance of delta measured by perturbing.
+"""Terms A, B and C of Theorem 1 at a checkpoint, and the variance of delta measured by perturbing.
 
 delta(w) = r + gamma Q'(x' + k w) - Q(x + k w), with one direction w for both, drawn on the unit sphere. Of every row
 A = gamma^2 k^2 Var<w, g'>, B = k^2 Var<w, g>, C = 2 gamma k^2 Cov(<w, g'>, <w, g>) over the directions: the prefactors

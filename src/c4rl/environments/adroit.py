@@ -106,7 +106,7 @@ class Pen(Adroit):
         self._target[:] = scene
 
     def _directions(self) -> tuple[Array, Array]:
-        """Of the pen and of its target."""
+        """Where the pen points, and where its target does."""
         return (self._top - self._bottom) / self._length, (self._wanted_top - self._wanted_bottom) / self._wanted_length
 
     def _observation(self) -> Array:

@@ -3,21 +3,14 @@
 Episode e of an evaluation with seed s is reset with seed s + e, and a worker runs the policy on one observation at a
 time, like a plain loop over the environment: returns are bitwise those of that loop, for any number of workers.
 (A matrix product rounds differently with the number of rows; one row at a time costs about a tenth of a step.)
-
-A worker is a fresh interpreter that imports neither torch nor the caller's main module. The parent writes one JSON line
-per episode to its standard input, followed by the policy's bytes where the policy is new, and reads one JSON line back.
 """
 
 import io
-import json
 import os
 import queue
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
@@ -25,6 +18,7 @@ import numpy as np
 
 from c4rl.core.errors import InputError
 from c4rl.core.numpy_policy import NumpyPolicy
+from c4rl.core.worker_process import Message, Parent, WorkerDied, WorkerProcess, described
 from c4rl.environments.tasks import Task, missing
 
 if TYPE_CHECKING:
@@ -35,7 +29,6 @@ Array = np.ndarray
 MAX_WORKERS = 16
 WAKE_UP_SECONDS = 0.2
 MAX_DEATHS = 3  # of workers on one episode, before the evaluation fails
-SINGLE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 def steps(environment: "gymnasium.Env", policy: NumpyPolicy, seed: int) -> Iterator[tuple[Array, Array, float, Array]]:
@@ -94,51 +87,16 @@ class _Episode:
     deaths: int = 0
 
 
-class _WorkerDied(Exception):
-    pass
+class _Worker(WorkerProcess):
+    """Is sent a policy only where it is another than in the last episode."""
 
+    _policy: bytes | None = None
 
-class _Worker:
-    """The parent's end of one worker process."""
-
-    def __init__(self, task: Task) -> None:
-        path = os.pathsep.join(entry for entry in sys.path if entry)
-        self._policy: bytes | None = None
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", "from c4rl.environments.evaluation import serve; serve()"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=os.environ | SINGLE_THREAD | {"PYTHONPATH": path},
-            start_new_session=True,  # the terminal's Ctrl-C is for the parent alone
-        )
-        with suppress(OSError):  # it died at once: `run` will notice
-            self._send(asdict(task))
-
-    def run(self, policy: bytes, seed: int) -> dict[str, float | str]:
+    def run(self, policy: bytes, seed: int) -> Message:
         """One episode: {"return": R} or {"error": what happened}."""
-        new = policy if policy is not self._policy else b""
-        try:
-            self._send({"seed": seed, "policy_bytes": len(new)}, new)
-            self._policy = policy
-            assert self.process.stdout is not None
-            return json.loads(self.process.stdout.readline())
-        except (OSError, ValueError) as error:
-            raise _WorkerDied from error
-
-    def _send(self, message: dict, payload: bytes = b"") -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(message).encode() + b"\n" + payload)
-        self.process.stdin.flush()
-
-    def stop(self) -> int:
-        """Kill it and collect its exit code."""
-        self.process.kill()
-        code = self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout):
-            assert stream is not None
-            with suppress(OSError):  # bytes that a dead worker never read
-                stream.close()
-        return code
+        self.request({"seed": seed}, policy if policy is not self._policy else b"")
+        self._policy = policy
+        return self.reply()[0]
 
 
 class EvaluationPool:
@@ -213,14 +171,13 @@ class EvaluationPool:
                 continue  # it failed in another worker
             try:
                 reply = worker.run(evaluation.policies[item.policy], evaluation.seed + item.episode)
-            except _WorkerDied:
-                code = worker.stop()
+            except WorkerDied as death:
                 worker = self._start(index)
                 item.deaths += 1
                 if item.deaths < MAX_DEATHS:
                     self._episodes.put(item)
                 else:
-                    self._finish(evaluation, RuntimeError(self._obituary(item, code)))
+                    self._finish(evaluation, RuntimeError(self._obituary(item, death.code)))
                 continue
             if "error" in reply:
                 message = f"task '{self.task.name}', episode {item.episode}: {reply['error']}"
@@ -237,7 +194,7 @@ class EvaluationPool:
 
     def _start(self, index: int) -> _Worker | None:
         with self._lock:  # `close` sees every process that was ever started
-            self._processes[index] = None if self._closed else _Worker(self.task)
+            self._processes[index] = None if self._closed else _Worker(__name__, asdict(self.task))
             return self._processes[index]
 
     def _finish(self, evaluation: _Evaluation, error: Exception | None = None) -> None:
@@ -268,24 +225,23 @@ def policy_bytes(policy: NumpyPolicy) -> bytes:
 
 
 def serve() -> None:
-    """The worker's side: read a task, then episodes, until the parent closes the pipe or dies."""
+    """The worker's side: a task, then episodes."""
     from c4rl.environments.making import make_environment
 
-    commands, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what an environment prints must not mix with the replies
+    parent = Parent()
+    requests = parent.requests()
     try:
-        environment = make_environment(Task(**json.loads(commands.readline())))
+        environment = make_environment(Task(**next(requests)[0]))
     except InputError as error:
-        print(json.dumps({"error": str(error)}), file=replies, flush=True)
-        commands.read()  # stay until the parent has read it
+        for _ in requests:
+            parent.answer({"error": str(error)})
         return
     inbox: queue.SimpleQueue[tuple[int, bytes]] = queue.SimpleQueue()
 
     def read() -> None:
-        while line := commands.readline():
-            message = json.loads(line)
-            inbox.put((message["seed"], commands.read(message["policy_bytes"])))
-        os._exit(0)  # end of file: the parent is gone, and nobody needs the current episode
+        for message, new in requests:
+            inbox.put((message["seed"], new))
+        os._exit(0)  # the parent is gone, and nobody needs the current episode
 
     threading.Thread(target=read, daemon=True).start()
     policy = None
@@ -295,7 +251,6 @@ def serve() -> None:
             if new:
                 policy = NumpyPolicy.from_arrays(np.load(io.BytesIO(new), allow_pickle=False))
             assert policy is not None
-            reply: dict[str, float | str] = {"return": episode_return(environment, policy, seed)}
-        except Exception as error:  # the parent reports whatever an environment raises
-            reply = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(reply), file=replies, flush=True)
+            parent.answer({"return": episode_return(environment, policy, seed)})
+        except Exception as error:
+            parent.answer({"error": described(error)})

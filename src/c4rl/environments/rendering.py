@@ -12,7 +12,8 @@ import numpy as np
 
 from c4rl.core.errors import InputError
 from c4rl.core.numpy_policy import NumpyPolicy
-from c4rl.environments.evaluation import SINGLE_THREAD, policy_bytes, steps
+from c4rl.core.worker_process import worker_environment
+from c4rl.environments.evaluation import policy_bytes, steps
 from c4rl.environments.tasks import Task
 
 SIZE = 160  # pixels, both ways
@@ -22,7 +23,6 @@ CAMERAS = ("track", "fixed")  # those of gymnasium's and D4RL's models; else MuJ
 
 def render_episode(task: Task, policy: NumpyPolicy, seed: int, count: int) -> np.ndarray:
     """`count` frames, evenly spread over one episode of the policy, [count, SIZE, SIZE, 3] uint8."""
-    path = os.pathsep.join(entry for entry in sys.path if entry)
     graphics = {} if "DISPLAY" in os.environ else {"MUJOCO_GL": "egl"}  # without a screen
     message = json.dumps({"task": asdict(task), "seed": seed, "count": count}).encode()
     try:
@@ -31,7 +31,7 @@ def render_episode(task: Task, policy: NumpyPolicy, seed: int, count: int) -> np
             input=message + b"\n" + policy_bytes(policy),
             capture_output=True,
             timeout=SECONDS,
-            env=graphics | os.environ | SINGLE_THREAD | {"PYTHONPATH": path},
+            env=graphics | worker_environment(),
         )
     except subprocess.TimeoutExpired:
         raise InputError(f"frames of {task.name}: none after {SECONDS:.0f} seconds, expected them by then") from None

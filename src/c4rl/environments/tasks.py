@@ -219,7 +219,7 @@ def tasks_list() -> list[dict[str, Any]]:
 
 
 def _absent_packages() -> str:
-    """What the tasks need that do not run here, as the end of a sentence."""
+    """The packages that keep tasks from running here, as the end of a sentence."""
     absent: dict[str, list[str]] = {}
     for task in TASKS.values():
         if (sentence := missing(task)) is not None and task.domain not in absent.setdefault(sentence, []):

@@ -26,7 +26,7 @@ MOST_RUNS = 10_000
 LONGEST_NAME = 200
 RESUMABLE = ("dataset", "updates", "device", "threads")  # what may change when a job is resumed
 
-ONE_SETTING: dict[str, Any] = {"sweep": (), "points": (), "by_dataset": (), "only": ()}  # no other run beside
+ONE_SETTING: dict[str, Any] = {"sweep": (), "points": (), "by_dataset": (), "only": ()}  # for a config of one run
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class TrainConfig(Options):
     """With --task none or --select: share of the trajectories (of one long log: its end) that is not trained on but
     measured on; 0: none."""
     select: Literal["none", "held-out", "held-out-td"] = "none"
-    """Keep, of every run, the checkpoint with the least error on held-out trajectories, beside the last: the policy's
+    """Keep, of every run, the checkpoint with the least error on held-out trajectories, and the last one: the policy's
     action error (good for cloning), or the critic's TD error (scored worse than no selection). It is then what
     evaluate, export and ope take."""
     log_every: int = option(500, at_least=1, at_most=MOST, incidental=True)
@@ -192,7 +192,7 @@ class TrainConfig(Options):
 
     @property
     def total_updates(self) -> int:
-        """Of all stages."""
+        """Updates of all stages together."""
         return sum(stage.updates for stage in self.stages)
 
     @property

@@ -72,6 +72,6 @@ def stored_config(path: Path) -> dict[str, Any]:
 
 
 def digest(stored: dict[str, Any]) -> str:
-    """Of a stored config, without what may change when the job is resumed."""
+    """Hash of a stored config without what may change when the job is resumed."""
     fixed = {name: value for name, value in stored.items() if name not in (*RESUMABLE, "output")}
     return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()

@@ -25,7 +25,7 @@ def draw_policies(task: Task, jobs: Mapping[str, Path], path: str | Path | IO[by
 
 
 def _panel(title: str, task: Task, job: Path) -> Panel:
-    """Of the job's first run, over V(s) = min Q(s, π(s)) at rest, where it has a critic."""
+    """Trajectories of the job's first run, over V(s) = min Q(s, π(s)) at rest if it has a critic."""
     run = file_name(runs_of(job_config(job))[0].key)
     launch, preparation, config = restore(job, run=run)
     policy = load_policy(job, run=run)

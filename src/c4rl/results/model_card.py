@@ -54,7 +54,7 @@ class Provenance:
         return self.records[run.key][-1] if self.records[run.key] else None
 
     def dataset_facts(self) -> dict[str, Any]:
-        """Of summary.json: rows and, without a simulator, what its errors compare with."""
+        """The dataset's part of summary.json: rows and, without a simulator, baselines of its errors."""
         found = self.summary.get("dataset")
         of_each = found if isinstance(found, list) else [found]
         index = self.members[0].data

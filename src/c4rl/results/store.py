@@ -90,7 +90,7 @@ class Entry:
 
     @property
     def precision(self) -> str:
-        """Of matrix products; a CPU has one."""
+        """Precision of matrix products; a CPU has one."""
         return self.data["config"]["precision"] if self.data["made"]["device"] == "cuda" else "fp32"
 
 
@@ -119,7 +119,7 @@ def identity(run: dict[str, Any]) -> str:
 
 
 def fingerprint(run: dict[str, Any]) -> str:
-    """Of the determinants as they were stored, whatever options came later: part of the file's name."""
+    """Hash of the determinants as they were stored, whatever options came later; part of the file's name."""
     return _hash(run, _options(run), run["job"])
 
 
@@ -265,7 +265,7 @@ def _ensembles(
 
 
 def _watched(records: list[dict[str, Any]], updates: list[int]) -> dict[str, list[list[float]]]:
-    """Of each watched metric, the mean of what was logged from one evaluation to the next."""
+    """For each watched metric, means of what was logged between evaluations."""
     found: dict[str, list[list[float]]] = {}
     for start, end in itertools.pairwise([0, *updates]):
         between = [record for record in records if start < record["update"] <= end]

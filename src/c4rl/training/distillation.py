@@ -1,5 +1,5 @@
 """Distillation: one network that acts as an ensemble does. The ensemble is asked for its actions at noised
-observations, so that the network learns how it reacts beside the logged states, and not only on them."""
+observations, so that the network also learns how it reacts near the logged states."""
 
 from collections.abc import Callable
 from dataclasses import replace

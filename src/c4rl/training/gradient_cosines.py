@@ -16,7 +16,7 @@ BATCH = 256
 
 
 def gradient_cosines(launch: Launch, batch: Batch, batch_size: int = BATCH) -> list[dict[str, float]]:
-    """Of every run, averaged over critics and over batches of the sample, [R] dictionaries."""
+    """One dictionary per run; averages over critics and over batches of the sample."""
     sums: dict[str, Tensor] = {}
     count = max(1, batch.rewards.shape[1] // batch_size)
     for i in range(count):

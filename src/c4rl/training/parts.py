@@ -45,7 +45,7 @@ def parts_of(config: TrainConfig, preparations: Sequence[Preparation], device: t
 
 
 def place_file(folder: Path) -> Path:
-    """Where a launch was last begun: beside its folder."""
+    """Records where a launch last began; lies next to its folder."""
     return folder.with_name(f"{folder.name}.json")
 
 

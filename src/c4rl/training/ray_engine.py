@@ -89,7 +89,7 @@ class Job:
 
 
 def _changes(part: TrainConfig) -> dict[str, Any]:
-    """What a part that was begun has otherwise than the job has now."""
+    """Resumable options whose values the job has changed since the part began."""
     if not (part.output / "config.json").exists():
         return {}
     began = read_config(part.output, allow_import=True)

@@ -165,7 +165,7 @@ def _result(records: Sequence[Record]) -> dict[str, Any]:
 def _selected(
     runs: Sequence[Run], selected: Mapping[RunKey, Record], criterion: str, records: Sequence[Record]
 ) -> dict[str, Any]:
-    """Of each seed, the chosen update, its held-out error and, with a simulator, the score that it had."""
+    """The chosen update of each seed, its held-out error and, with a simulator, its score."""
     chosen = [selected[run.key] for run in runs]
     at = {(key_of(record), record["update"]): record for record in records if "score" in record}
     scored = [at[run.key, own["update"]] for run, own in zip(runs, chosen, strict=True)] if at else []

@@ -146,7 +146,7 @@ class C4Anywhere:
         return self._gradients(critic, self.x[rows], create_graph=False).detach()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a loop needs to go on as if it had never stopped, beside its own networks. Tensors and integers."""
+        """Tensors and integers with which, and with its own networks, a stopped loop goes on unchanged."""
         state = {f"clustering.{name}": tensor.clone() for name, tensor in self.clustering.state().items()}
         rows = {} if self._rows is None else {"rows": self._rows.clone()}
         return {"updates": self._updates, "averages": self.weighted_penalty.averages.clone(), **rows, **state}

@@ -115,7 +115,7 @@ def _shuffled_order(seeds: Sequence[int], lengths: Tensor, pool_size: int) -> Te
     if longest <= pool_size:
         return None
     key = torch.full((len(seeds), longest), 2.0, dtype=torch.float64, device=lengths.device)
-    # run by run: what is drawn depends on how many are drawn, and must not depend on a longer run beside it
+    # run by run: what is drawn depends on how many are drawn, and must not depend on a longer run in the stack
     for run, (seed, length) in enumerate(zip(seeds, lengths.flatten().tolist(), strict=True)):
         if length > pool_size:
             key[run, :length] = uniform_48(Streams([seed], step).keys("c4/pool"), step, length)[0]

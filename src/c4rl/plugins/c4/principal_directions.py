@@ -14,7 +14,7 @@ from c4rl.core.ops.mlp import transposed_product
 from c4rl.core.ops.subspace import solvers
 from c4rl.core.random import Streams
 
-EXTRA_DIRECTIONS = 16  # searched beside those asked for: the error falls with the gap to the first one left out
+EXTRA_DIRECTIONS = 16  # searched in addition: the error falls with the gap to the first one left out
 POWER_STEPS = 6
 
 

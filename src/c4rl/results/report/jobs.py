@@ -123,7 +123,7 @@ def _with_floats(value: Any) -> Any:
 
 
 def value_bound_of(folder: Path) -> float:
-    """Of Q, as `c4rl diagnose --save` stored it."""
+    """The bound on Q that `c4rl diagnose --save` stored."""
     diagnostics = _json(folder / DIAGNOSTICS)
     bounds = [float(run["q"]["bound"]) for run in diagnostics["runs"]] if diagnostics else []
     return max(bounds, default=math.inf)

@@ -12,7 +12,7 @@ from c4rl.training.summary import CRITERIA
 
 
 def add_selection(page: Page, jobs: Sequence[Job], methods: Sequence[Method]) -> None:
-    """Of jobs with --select."""
+    """A table of the checkpoints that --select chose."""
     criteria = {job.folder: CRITERIA[job.config.select] for job in jobs if job.config.select != "none"}
     rows: list[list[Any]] = []
     for method in (method for method in methods if method.folder in criteria):

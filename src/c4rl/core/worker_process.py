@@ -1,0 +1,109 @@
+"""A worker process: a fresh interpreter, with one thread, that answers requests.
+
+It imports neither torch nor the caller's main module unless it needs to. Both ways go messages: a line of JSON, and
+bytes behind it where there are any.
+"""
+
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import IO, Any
+
+Message = Mapping[str, Any]
+PATIENCE_SECONDS = 1.0  # between the end of a worker's replies and that of the worker
+
+
+def worker_environment() -> dict[str, str]:
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    return os.environ | threads | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+
+
+class WorkerDied(Exception):
+    def __init__(self, code: int) -> None:
+        super().__init__(f"a worker ended with exit code {code}; what it printed stands above")
+        self.code = code
+
+
+class WorkerProcess:
+    """The parent's end."""
+
+    def __init__(self, module: str, facts: Message) -> None:
+        """module: its function `serve` is the worker's end, with these facts as its first request."""
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", f"from {module} import serve; serve()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=worker_environment(),
+            start_new_session=True,  # the terminal's Ctrl-C is for the parent alone
+        )
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self._requests, self._replies = self.process.stdin, self.process.stdout
+        self.request(facts)
+
+    def request(self, message: Message, payload: bytes = b"") -> None:
+        with suppress(OSError):  # it died: `reply` will notice
+            _write(self._requests, message, payload)
+
+    def ready(self) -> bool:
+        """Whether `reply` would not wait."""
+        return bool(select.select([self._replies], [], [], 0)[0])
+
+    def reply(self) -> tuple[Message, bytes]:
+        try:
+            found = _read(self._replies)
+        except (OSError, ValueError):
+            found = None
+        if found is None:
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(PATIENCE_SECONDS)
+            raise WorkerDied(self.stop())
+        return found
+
+    def stop(self) -> int:
+        """Kill it and collect its exit code."""
+        self.process.kill()
+        code = self.process.wait()
+        for stream in (self._requests, self._replies):
+            with suppress(OSError):  # bytes that a dead worker never read
+                stream.close()
+        return code
+
+
+class Parent:
+    """The worker's end."""
+
+    def __init__(self) -> None:
+        self._requests, self._replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+        os.dup2(2, 1)  # what an environment prints must not mix with the replies
+
+    def requests(self) -> Iterator[tuple[Message, bytes]]:
+        """Until the parent closes the pipe or dies."""
+        while (found := _read(self._requests)) is not None:
+            yield found
+
+    def answer(self, message: Message, payload: bytes = b"") -> None:
+        try:
+            _write(self._replies, message, payload)
+        except BrokenPipeError:  # the parent was killed
+            os._exit(0)
+
+
+def described(error: Exception) -> str:
+    """For the parent, which reports whatever an environment raises."""
+    return f"{type(error).__name__}: {error}"
+
+
+def _write(stream: IO[bytes], message: Message, payload: bytes) -> None:
+    stream.write(json.dumps(dict(message) | {"bytes": len(payload)}).encode() + b"\n" + payload)
+    stream.flush()
+
+
+def _read(stream: IO[bytes]) -> tuple[Message, bytes] | None:
+    if not (line := stream.readline()):
+        return None
+    message = json.loads(line)
+    return message, stream.read(message.pop("bytes"))
