@@ -150,6 +150,9 @@ def cluster(options: RayOptions, console: Console) -> Iterator[Any]:
             _knock(options.address)
             ray.init(options.address, log_to_driver=False, logging_level="error")
         except (OSError, RuntimeError, ValueError) as error:
+            if "AuthenticationError" in f"{error} {error.__cause__}":  # `ray start` asks for a token where one is saved
+                found = "found a Ray cluster that wants a token, expected RAY_AUTH_MODE=token, and the token where Ray"
+                raise InputError(f"--address {options.address}: {found} looks for it (ray get-auth-token)") from None
             reason = str(error).partition("\n")[0][:200]
             raise InputError(
                 f"--address {options.address}: found no Ray cluster ({reason}), expected a running one; none is started"

@@ -1,7 +1,10 @@
 """The cross-covariance of two sets of rows, and its size."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from c4rl.core import ops
 
@@ -14,12 +17,17 @@ def cross_covariance(g_next: Tensor, g: Tensor, valid: Tensor) -> Tensor:
     No gradient flows through g'. The centred g' sums to zero, so the mean of g drops out of C_hat and of its
     gradient; it is subtracted (detached) only to keep float32 sums small, and costs nothing in the backward pass.
     """
+    scaled_next, mean = _scaled_and_mean(g_next, g, valid)
+    return scaled_next.mT @ (g - mean)
+
+
+@torch.no_grad()
+def _scaled_and_mean(g_next: Tensor, g: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    """(g' - mean g') / (n-1), 0 in rows that are not valid, and mean g."""
     weight = valid.to(g.dtype).unsqueeze(-1)
     n = weight.sum(-2, keepdim=True)
-    with torch.no_grad():
-        mean_next, mean = ((rows * weight).sum(-2, keepdim=True) / n.clamp_min(1) for rows in (g_next, g))
-        centred_next = (g_next - mean_next) * weight / (n - 1).clamp_min(1)
-    return centred_next.mT @ (g - mean)
+    mean_next, mean = ((rows * weight).sum(-2, keepdim=True) / n.clamp_min(1) for rows in (g_next, g))
+    return (g_next - mean_next).mul_(weight / (n - 1).clamp_min(1)), mean
 
 
 def cross_covariance_size(g_next: Tensor, g: Tensor, valid: Tensor, beta: float | Tensor) -> Tensor:
@@ -27,8 +35,25 @@ def cross_covariance_size(g_next: Tensor, g: Tensor, valid: Tensor, beta: float 
     fits = g.dim() == 4 and g.shape[2] <= MOST_FUSED_ROWS and valid.shape == (len(g), 1, g.shape[2])
     if fits and (own := ops.kernels_for(g, "covariance")):
         return own.cross_covariance_size(g_next, g, valid, beta)
-    C = cross_covariance(g_next, g, valid)
-    size = C.square().sum((-2, -1))
-    if not isinstance(beta, Tensor) and beta == 0:
+    return _Size.apply(g_next, g, valid, beta)
+
+
+class _Size(torch.autograd.Function):
+    """Written out, since half of autograd's own time would go into copies: dR/dC = 2 (C + beta tr(C) I) is at hand."""
+
+    @staticmethod
+    def forward(ctx: Any, g_next: Tensor, g: Tensor, valid: Tensor, beta: float | Tensor) -> Tensor:
+        scaled_next, mean = _scaled_and_mean(g_next, g, valid)
+        C = scaled_next.mT @ (g - mean)
+        diagonal = C.diagonal(dim1=-2, dim2=-1)
+        trace = diagonal.sum(-1)
+        size = C.square().sum((-2, -1)) + beta * trace.square()
+        diagonal += (beta * trace).unsqueeze(-1)
+        ctx.save_for_backward(scaled_next, C)
         return size
-    return size + beta * C.diagonal(dim1=-2, dim2=-1).sum(-1).square()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        scaled_next, slope = ctx.saved_tensors
+        return None, (scaled_next @ slope).mul_(2 * gradient[..., None, None]), None, None
