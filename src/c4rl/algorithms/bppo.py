@@ -83,8 +83,9 @@ class BPPOConfig(CriticConfig):
     best by score too. This USES THE ENVIRONMENT to learn."""
 
     def check(self) -> None:
-        own = "actor_schedule", "actor_decay", "actor_average", "actor_dropout", "actor_layer_norm"
+        own = "actor_schedule", "actor_decay", "actor_average", "actor_dropout"
         self.refuse("PPO's own clip and step sizes hold the policy", *own)
+        self.refuse("its clone and its improved policy are built as in its release", "actor_layer_norm")
 
 
 class BPPO(AcceptedPolicies):
