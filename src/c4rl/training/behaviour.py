@@ -78,6 +78,8 @@ class BehaviourConfig(Options):
     """Adam's step size for policy, critics and temperature."""
     layer_norm: bool = False
     """LayerNorm in the critics."""
+    symmetries: bool = True
+    """Spread every batch over the robot's symmetries: the ants have eight, the others none."""
     snapshot_every: int = option(50_000, at_least=1, at_most=10**9)
     """Steps between two snapshots of the policies."""
     evaluate_every: int = option(50_000, at_least=1, at_most=10**9)
@@ -165,7 +167,7 @@ class BehaviourTraining:
         self.task: Task = get_task(config.task)
         self.device = choose_device(config.device)
         space = _action_space(self.task)
-        self.turns = _turns(self.task, config.batch_size, self.device)
+        self.turns = _turns(self.task, config.batch_size, self.device) if config.symmetries else None
         self.low, self.high = np.asarray(space.low, np.float32), np.asarray(space.high, np.float32)
         assert self.task.observation_dim is not None and self.task.action_dim is not None
         widths = self.task.observation_dim, self.task.action_dim
