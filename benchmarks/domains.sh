@@ -42,9 +42,9 @@ train() {
   (part antmaze BC best && part antmaze TD3+BC "$c" && part antmaze "best's values everywhere" IQL && part antmaze CQL "CQL + C4") &
   (part maze2d BC best && part maze2d TD3+BC "$c" && part maze2d IQL "best's cloning everywhere" && part maze2d CQL "CQL + C4") &
   (part adroit BC best TD3+BC "$c" IQL && part adroit CQL "CQL + C4") &
-  (part ant BC best TD3+BC "$c" IQL && part splits TD3+BC,\ {random,thinned,low\ return,narrow} "$c, "{random,thinned,low\ return,narrow} &&
+  (part ant BC best TD3+BC "$c" IQL &&
     part ant CQL "CQL + C4") &
-  (part domains-cql CQL "CQL + C4" && part splits CQL,\ {thinned,low\ return,narrow,random} "CQL + C4, "{thinned,low\ return,narrow,random}) &
+  part domains-cql CQL "CQL + C4" &
   wait
 }
 
