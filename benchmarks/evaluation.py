@@ -3,6 +3,8 @@
     python benchmarks/evaluation.py [--task hopper-medium] [--workers 2] [--repeats 5] [--policy policy.npz]
 
 The two are measured in turn, so that other load on the machine meets both; the best and the median ratio are printed.
+--cpu-time: on a busy machine, env-steps per CPU second of SyncVectorEnv and of one worker's loop, and their ratio times
+the workers: what so many free cores would give.
 """
 
 import argparse
@@ -18,7 +20,7 @@ import numpy as np
 from gymnasium.wrappers import TimeLimit
 
 from c4rl.core.numpy_policy import NumpyPolicy
-from c4rl.environments.evaluation import EvaluationPool, rollout
+from c4rl.environments.evaluation import SIDE_BY_SIDE, EvaluationPool, episode_returns, rollout
 from c4rl.environments.locomotion import gymnasium_environment
 from c4rl.environments.making import make_environment
 from c4rl.environments.tasks import Task, get_task
@@ -57,20 +59,30 @@ def plain_environment(task: Task) -> gymnasium.Env:
     return make_environment(task)
 
 
-def synchronous(task: Task, policy: NumpyPolicy, seed: int) -> tuple[np.ndarray, int, float]:
+def synchronous(task: Task, policy: NumpyPolicy, seed: int, by_cpu: bool = False) -> tuple[np.ndarray, int, float]:
     """Returns, env-steps that count, and seconds of ten episodes in gymnasium's SyncVectorEnv."""
     vector = gymnasium.vector.SyncVectorEnv([lambda: plain_environment(task)] * EPISODES)
     observations, _ = vector.reset(seed=seed)
     returns, running, steps = np.zeros(EPISODES), np.ones(EPISODES, bool), 0
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     while running.any():
         observations, rewards, terminated, truncated, _ = vector.step(policy.act(observations))
         returns += rewards * running
         steps += int(running.sum())
         running &= ~(terminated | truncated)
-    seconds = time.perf_counter() - start
+    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
     vector.close()
-    return returns, steps, seconds
+    return returns, steps, cpu_seconds if by_cpu else seconds
+
+
+def one_worker(task: Task, policy: NumpyPolicy, seed: int, workers: int) -> float:
+    """CPU seconds of the ten episodes in a worker's loop."""
+    side = min(SIDE_BY_SIDE.get(task.domain, 1), -(-EPISODES // workers))
+    environments = [make_environment(task) for _ in range(side)]
+    start = time.process_time()
+    for first in range(0, EPISODES, side):
+        episode_returns(environments, policy, range(seed + first, min(seed + first + side, seed + EPISODES)))
+    return time.process_time() - start
 
 
 def main() -> None:
@@ -78,6 +90,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--task", default="hopper-medium-v2")
+    parser.add_argument("--cpu-time", action="store_true")
     parser.add_argument("--policy", help="arrays of a NumpyPolicy for the task; without it a random network")
     arguments = parser.parse_args()
     task = get_task(arguments.task)
@@ -87,6 +100,19 @@ def main() -> None:
         policy = lasting_policy(task)
     environment = make_environment(task)
     ratios = []
+    for repeat in range(arguments.repeats if arguments.cpu_time else 0):
+        seed = EPISODES * repeat
+        _, steps, seconds = synchronous(task, policy, seed, by_cpu=True)
+        own = one_worker(task, policy, seed, arguments.workers)
+        own_steps = sum(len(rollout(environment, policy, seed + e)["rewards"]) for e in range(EPISODES))
+        ratios.append(arguments.workers * (own_steps / own) / (steps / seconds))
+        print(
+            f"steps per CPU second: SyncVectorEnv {steps / seconds:7.0f}   a worker {own_steps / own:7.0f}   "
+            f"{arguments.workers} workers {ratios[-1]:.2f}"
+        )
+    if ratios:
+        print(f"ratio with {arguments.workers} workers: best {max(ratios):.2f}, median {np.median(ratios):.2f}")
+        return
     with EvaluationPool(task, arguments.workers) as pool:
         pool.evaluate([policy], 2 * arguments.workers, seed=0)  # the workers are up
         for repeat in range(arguments.repeats):

@@ -14,7 +14,7 @@ from gymnasium.wrappers import TimeLimit
 
 from c4rl.core.errors import InputError
 from c4rl.core.numpy_policy import NumpyPolicy
-from c4rl.environments.evaluation import EvaluationPool, rollout
+from c4rl.environments.evaluation import EvaluationPool, episode_return, episode_returns, rollout
 from c4rl.environments.locomotion import gymnasium_environment
 from c4rl.environments.making import make_environment
 from c4rl.environments.tasks import Task, get_task
@@ -93,6 +93,19 @@ def test_returns_do_not_depend_on_workers_or_on_company() -> None:
         assert together.shape == (3, 6)
         np.testing.assert_array_equal(three.evaluate(policies, 6, seed=5), together)
         np.testing.assert_array_equal(three.evaluate(policies[1:2], 3, seed=8), together[1:2, 3:])
+
+
+def test_episodes_side_by_side_are_those_of_a_plain_loop() -> None:
+    """Bit for bit, though they share the calls of NumPy: in Maze2D by default, elsewhere where they end one by one."""
+    for name, side in (("maze2d-umaze-dense-v1", 5), ("hopper-medium-v2", 4)):
+        task = get_task(name)
+        policy, environments = random_policy(task, 0), [make_environment(task) for _ in range(side)]
+        expected = [episode_return(environments[0], policy, 100 + e) for e in range(side)]
+        assert len(set(expected)) == side
+        assert episode_returns(environments, policy, range(100, 100 + side)) == expected
+    members = NumpyPolicy.ensemble([random_policy(task, seed) for seed in range(2)])
+    together = episode_returns(environments, members, range(side))
+    assert together == [episode_return(environments[0], members, e) for e in range(side)]
 
 
 def test_several_evaluations_may_be_under_way() -> None:

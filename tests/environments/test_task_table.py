@@ -1,6 +1,8 @@
 """The table of tasks: names, references, what can be run."""
 
 import json
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 
 import gymnasium
 import mujoco
@@ -9,8 +11,10 @@ import pytest
 from rich.console import Console
 
 from c4rl.core.errors import InputError
+from c4rl.core.extras import installed, version_of
 from c4rl.environments.making import make_environment
-from c4rl.environments.tasks import PHYSICS, TASKS, get_task, missing, simulator, tasks_list, tasks_table
+from c4rl.environments.tasks import PHYSICS, TASKS, get_task, missing, physics, simulator, tasks_list, tasks_table
+from c4rl.training.summary import versions
 
 
 def test_every_dataset_of_the_paper_is_there() -> None:
@@ -100,3 +104,19 @@ def test_the_table_is_there_for_people_and_machines() -> None:
         console.print(tasks_table())
     for row in rows:
         assert row["name"] in captured.get()
+
+
+def test_packages_without_metadata_have_an_unknown_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package whose folder was only copied is used; a finished training must not fail over its version."""
+    (tmp_path / "copied_into_place").mkdir()
+    (tmp_path / "copied_into_place" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert installed("copied_into_place") and version_of("copied_into_place") == "unknown"
+    known = version_of("mujoco")
+    monkeypatch.setattr("importlib.metadata.Distribution.from_name", classmethod(_not_found))
+    assert known != "unknown" and set(versions()) >= {"mujoco", "gymnasium"} and versions()["mujoco"] == "unknown"
+    assert physics(simulator(get_task("hopper-medium")) or "") == PHYSICS
+
+
+def _not_found(_: type, name: str) -> None:
+    raise PackageNotFoundError(name)

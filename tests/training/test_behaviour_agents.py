@@ -17,7 +17,7 @@ from c4rl.core.networks import Stack
 from c4rl.core.random import Streams
 from c4rl.data.collection import Collector
 from c4rl.data.policy_files import read_policies
-from c4rl.environments.goal_ant import symmetries
+from c4rl.environments.ant_symmetry import goal_ant_symmetries
 from c4rl.environments.tasks import get_task
 from c4rl.jobs.behaviour_config import BehaviourConfig
 from c4rl.plugins.seams import Plugins
@@ -165,7 +165,7 @@ def test_batches_of_the_goal_reaching_ant_are_spread_over_its_symmetries(tmp_pat
     drawn: list[Any] = []
     training.algorithm.update = lambda batch, *_: drawn.append(batch) or {}  # type: ignore[method-assign, func-returns-value]
     training._update(1)
-    (batch,), (turns, moves) = drawn, symmetries()
+    (batch,), (turns, moves) = drawn, goal_ant_symmetries()
     for k in range(8):
         own = slice(2 * k, 2 * k + 2)
         np.testing.assert_allclose(batch.observations[0, own], np.tile(row[:29] @ turns[k], (2, 1)), atol=1e-6)

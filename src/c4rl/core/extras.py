@@ -1,5 +1,6 @@
 """Packages that only some jobs need, and how to install them."""
 
+import importlib.metadata
 from importlib.util import find_spec
 
 # module -> the extra of this package that brings it
@@ -20,6 +21,14 @@ EXTRAS = {
 
 def installed(module: str) -> bool:
     return find_spec(module) is not None
+
+
+def version_of(module: str) -> str:
+    """Of an installed module. One that was only copied into place has none that could be read: a run is worth more."""
+    try:
+        return importlib.metadata.version(module)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def how_to_install(module: str | None) -> str | None:

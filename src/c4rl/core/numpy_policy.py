@@ -9,6 +9,7 @@ Array = np.ndarray
 
 SQUASHES = ("tanh", "clip")
 LAYER_NORM_EPSILON = 1e-5
+ZERO = np.float32(0)
 
 
 @dataclass(frozen=True)
@@ -33,17 +34,25 @@ class NumpyPolicy:
         if self.weights[0].ndim == 3 and np.ndim(observations) == 1:
             return self.act(np.asarray(observations)[None])[0]
         x = (np.asarray(observations, np.float32) - self.observation_mean) / self.observation_std
-        for i, (w, b) in enumerate(zip(self.weights[:-1], self.biases[:-1], strict=True)):
-            x = x @ w + b
+        last = len(self.weights) - 1
+        for i, w in enumerate(self.weights):  # in place: in small networks, making arrays costs as much as the products
+            x = x @ w
+            x += self.biases[i]
+            if i == last:
+                break
             if self.gains:
-                x = x - x.mean(-1, keepdims=True)
-                x = x / np.sqrt(np.square(x).mean(-1, keepdims=True) + np.float32(LAYER_NORM_EPSILON))
-                x = x * self.gains[i] + self.shifts[i]
-            x = np.maximum(x, 0)
-        x = x @ self.weights[-1] + self.biases[-1]
-        x = np.tanh(x) if self.squash == "tanh" else np.clip(x, -1, 1)
+                x -= x.mean(-1, keepdims=True)
+                x /= np.sqrt(np.square(x).mean(-1, keepdims=True) + np.float32(LAYER_NORM_EPSILON))
+                x *= self.gains[i]
+                x += self.shifts[i]
+            np.maximum(x, ZERO, out=x)
+        x = np.tanh(x, out=x) if self.squash == "tanh" else np.clip(x, -1, 1)
         x = x.mean(0) if self.weights[0].ndim == 3 else x
-        return self.action_low + (x + 1) / 2 * (self.action_high - self.action_low)
+        x += 1
+        x /= 2
+        x *= self.action_high - self.action_low
+        x += self.action_low
+        return x
 
     @classmethod
     def ensemble(cls, members: "Sequence[NumpyPolicy]") -> "NumpyPolicy":

@@ -18,10 +18,6 @@ PROGRESS = 10.0  # reward of a unit of length
 CONTROL_COST = 0.02
 DIRECTION_STEPS = 100  # until another direction is wanted
 OBSERVATIONS, ACTIONS = 29, 8
-# the legs in the order of their joints, a quarter turn apart, and the signs of their ankles' axes
-_ANKLES = np.array([1.0, -1.0, -1.0, 1.0])
-_MIRRORED = (1, 0, 3, 2)
-_MOTOR_LEGS = (3, 0, 1, 2)  # motors are in another order: (hip, ankle) of these legs
 
 
 def body_observation(position: Array, velocity: Array, direction: Array) -> Array:
@@ -51,47 +47,6 @@ def body_observation(position: Array, velocity: Array, direction: Array) -> Arra
 
 def upside_down(position: Array) -> bool:
     return bool(position[4] ** 2 + position[5] ** 2 > 0.5)  # the body's axis points below the horizon
-
-
-def symmetries() -> tuple[Array, Array]:
-    """The ant's eight symmetries as matrices on observations [8, 29, 29] and actions [8, 8, 8]: four turns about its
-    axis, and each after a mirror image. observation @ matrix is what the turned ant observes."""
-    turns, moves = [], []
-    for mirrored in (False, True):
-        for quarters in range(4):
-            vector, spin, joints, motors = np.eye(3), np.eye(3), np.eye(8), np.eye(8)
-            if mirrored:  # x -> -x; what turns, turns the other way
-                flip = np.diag([-1.0, 1.0, 1.0])
-                legs = _leg_matrix(_MIRRORED, -np.ones(4))
-                vector, spin, joints = flip, -flip, legs
-            for _ in range(quarters):
-                turn = np.array([[0.0, 1.0, 0.0], [-1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])  # rows: x -> y, y -> -x
-                legs = _leg_matrix((1, 2, 3, 0), _ANKLES * np.roll(_ANKLES, -1))
-                vector, spin, joints = vector @ turn, spin @ turn, joints @ legs
-            order = [2 * leg + part for leg in _MOTOR_LEGS for part in (0, 1)]  # joint of each motor
-            motors = joints[np.ix_(order, order)]
-            turns.append(_blocks(np.eye(1), vector, joints, vector, spin, joints, vector))
-            moves.append(motors)
-    return np.stack(turns).astype(np.float32), np.stack(moves).astype(np.float32)
-
-
-def _leg_matrix(target: tuple[int, ...], ankle_signs: Array) -> Array:
-    """Joints of leg i become those of leg target[i]; a mirror image turns hips around as well."""
-    out = np.zeros((8, 8))
-    mirrored = bool((ankle_signs < 0).all())
-    for leg, other in enumerate(target):
-        out[2 * leg, 2 * other] = -1.0 if mirrored else 1.0
-        out[2 * leg + 1, 2 * other + 1] = ankle_signs[leg]
-    return out
-
-
-def _blocks(*parts: Array) -> Array:
-    size = sum(len(part) for part in parts)
-    out, at = np.zeros((size, size)), 0
-    for part in parts:
-        out[at : at + len(part), at : at + len(part)] = part
-        at += len(part)
-    return out
 
 
 class GoalAnt(gymnasium.Env):

@@ -4,7 +4,6 @@ References are D4RL's own (to their published digits), sample and trajectory cou
 """
 
 import difflib
-import importlib.metadata
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from c4rl.core.errors import InputError
-from c4rl.core.extras import how_to_install, installed
+from c4rl.core.extras import how_to_install, installed, version_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -195,12 +194,12 @@ def _needed(task: Task) -> tuple[str, ...]:
 
 def simulator(*tasks: Task) -> str | None:
     """The simulator of these tasks, with its version: scores of different simulators are not comparable."""
-    version, names = importlib.metadata.version, []
+    names = []
     for task in tasks:
         if task.domain == "gym":
-            names.append(f"{task.environment}, gymnasium {version('gymnasium')}")
+            names.append(f"{task.environment}, gymnasium {version_of('gymnasium')}")
         elif task.environment is not None:
-            names.append(f"{PHYSICS}, mujoco {version('mujoco')}")
+            names.append(f"{PHYSICS}, mujoco {version_of('mujoco')}")
     return " and ".join(dict.fromkeys(names)) or None
 
 

@@ -26,7 +26,7 @@ class Replay:
         none = torch.zeros(0, dtype=torch.int32, device=device)
         self.buffer = TransitionBuffer(self.packed.flatten(0, 1), none, widths, [self.capacity] * runs, range(runs))
         self.sampler, self.batch_size = UniformSampler(self.buffer), config.batch_size
-        self._turns = _turns(task, config.batch_size, device)
+        self._turns = _turns(task, config.batch_size, device) if config.symmetries else None
         self.written = 0  # rows of each run, ever
 
     def append(self, rows: Array) -> None:

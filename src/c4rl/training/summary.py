@@ -2,14 +2,13 @@
 
 import platform
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 import torch
 
 from c4rl.core.curves import late_mean
-from c4rl.core.extras import installed
+from c4rl.core.extras import installed, version_of
 from c4rl.core.version import __version__
 from c4rl.environments.tasks import Task, simulator
 from c4rl.jobs.config import TrainConfig
@@ -209,4 +208,4 @@ def versions() -> dict[str, str]:
         "torch": torch.__version__,
         "numpy": np.__version__,
     }
-    return found | {name: version(name) for name in ("gymnasium", "mujoco", "gymnasium_robotics") if installed(name)}
+    return found | {name: version_of(name) for name in ("gymnasium", "mujoco", "gymnasium_robotics") if installed(name)}

@@ -17,6 +17,7 @@ from c4rl.results.catalogue.methods import (
     TD3BC_C4,
     by_rows,
     series_of,
+    small_methods,
     with_plugins,
 )
 from c4rl.results.catalogue.sets import EIGHT, NINE, ROBOTS, SCREENING, THREE
@@ -47,18 +48,6 @@ def _where() -> Iterator[Method]:
         with_c4 = series_of(replace(base, label=f"{base.label}, C4", plugins=("c4",)), "alpha", (0.5, 2.5, 10.0), "α")
         for method, without in zip(with_c4, plain, strict=True):
             yield replace(method, paper=None, against=without.label, factors={"C4": True})
-
-
-SMALL = {"hidden_layers": 2, "hidden_width": 64, "actor_lr": 1e-3, "critic_lr": 1e-3}
-
-
-def _inside() -> Iterator[Method]:
-    """Small networks, so that anyone can repeat them on a CPU in minutes."""
-    td3_bc: tuple[str, str, dict[str, Any], int] = ("TD3+BC", "td3_bc", {}, 20_000)
-    for label, algorithm, options, updates in (td3_bc, ("CQL", "cql", {"cql_actions": 4}, 4000)):
-        base = Method(label, algorithm, preset="none", options=SMALL | options, job={"updates": updates})
-        yield base
-        yield replace(base, label=f"{label} + C4", plugins=("c4",))
 
 
 TABLES = (
@@ -153,7 +142,7 @@ TABLES = (
     ResultTable(
         "inside",
         "Inside the critics: networks of 2 x 64 units on 11,186 rows",
-        tuple(_inside()),
+        tuple(small_methods(20_000, 4000)),
         ("hopper-medium-expert-v2",),
         updates=20_000,
         paper="",

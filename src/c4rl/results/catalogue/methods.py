@@ -1,5 +1,6 @@
 """Methods that several tables share, and how one method becomes several."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -47,6 +48,17 @@ def with_plugins(base: Method) -> tuple[Method, ...]:
         replace(base, label=f"{base.label} + DR3", plugins=("dr3",), paper=None),
         replace(base, label=f"{base.label} + C4", plugins=("c4",), paper=f"{base.label} + C4", seeds=5),
     )
+
+
+def small_methods(td3_bc: int, cql: int) -> Iterator[Method]:
+    """TD3+BC and CQL with so many updates, without C4 and with it: small networks, so that anyone can repeat them on a
+    CPU in minutes."""
+    shared = {"hidden_layers": 2, "hidden_width": 64, "actor_lr": 1e-3, "critic_lr": 1e-3}
+    few: dict[str, Any] = {"cql_actions": 4}
+    for label, algorithm, options, updates in (("TD3+BC", "td3_bc", {}, td3_bc), ("CQL", "cql", few, cql)):
+        base = Method(label, algorithm, preset="none", options=shared | options, job={"updates": updates})
+        yield base
+        yield replace(base, label=f"{label} + C4", plugins=("c4",))
 
 
 def by_rows(base: Method, thousands: tuple[int, ...] = (1, 3, 5, 10)) -> tuple[Method, ...]:
