@@ -218,8 +218,7 @@ def test_asked_to_stop_again_and_again_it_ends_cleanly(maze_data: Path, tmp_path
             time.sleep(0.1)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert err == (
-        f"c4rl: interrupted twice: left as of the last checkpoint; continue with: c4rl train --resume {folder}\n"
-    )
+    advice = f"interrupted twice: left as of the last checkpoint; continue with: c4rl train --resume {folder}"
+    assert err in (f"c4rl: {advice}\n", "c4rl: interrupted\n")  # a third one may come as the advice is to be printed
     assert "Traceback" not in out
     load_checkpoint(folder / "checkpoint.safetensors")
