@@ -19,9 +19,9 @@ from c4rl.results.catalogue import TABLES
 from c4rl.results.pages import fill_page, table_text
 from c4rl.results.speed_tables import SPEED_TABLES
 from c4rl.results.statistics import mean_interval
-from c4rl.results.store import Store
-from c4rl.results.table_text import caption, csv, latex, markdown, rows_of, run_rows
-from c4rl.results.tables import fill, identities
+from c4rl.results.store import Entry, Store
+from c4rl.results.table_text import caption, csv, is_far, latex, markdown, rows_of, run_rows
+from c4rl.results.tables import Cell, fill, identities
 from tests.results.conftest import METHODS, TASKS, Trained, small_table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -150,6 +150,11 @@ def test_recorded_sets_are_not_taken_for_d4rls() -> None:
     assert [row[0] for row in rows_of(table, {})][1:3] == ["antmaze-umaze", "c4rl/antmaze-umaze"]
     assert "other data" in caption(table, {}, "late")
     assert table.printed(method, recorded) == [20.9]
+    entry = Entry({"run": {"task": "ant-medium-v2"}, "curve": [[1, [9e9]]], "watched": {}, "stopped": None}, "")
+    cell = Cell((entry,))  # far from any number of the paper's
+    main_table, td3_bc = TABLES["main"], TABLES["main"].methods[1]
+    assert is_far(main_table, td3_bc, "ant-medium-v2", cell, "late")
+    assert not is_far(main_table, td3_bc, "c4rl/ant-medium-v2", cell, "late")
 
 
 def test_best_follows_the_rows_of_each_set(tmp_path: Path) -> None:
@@ -212,7 +217,10 @@ def test_a_page_holds_what_its_commands_print(tmp_path: Path) -> None:
         page_command(["train", "--now"])
 
 
-@pytest.mark.parametrize("page", ["PAPER.md", "docs/locomotion.md", "docs/findings.md", "docs/recipe.md"])
+PAGES = ["PAPER.md", *(f"docs/{name}.md" for name in ("locomotion", "findings", "recipe", "domains"))]
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_pages_are_those_of_the_store(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     assert not fill_page(Path(page), page_command, write=False), f"out of date: c4rl bench pages {page}"

@@ -25,7 +25,7 @@ from c4rl.jobs.runs import runs_of
 from c4rl.jobs.sweeps import differences
 from c4rl.results.store import Entry, Store, entries_of
 from c4rl.results.table_text import short
-from c4rl.results.tables import Method, ResultTable, datasets, identities
+from c4rl.results.tables import RECORDED, Method, ResultTable, datasets, identities, task_of
 from c4rl.training import ray_engine
 from c4rl.training.loop import Interrupted, resume, train
 from c4rl.training.ray_engine import RayOptions
@@ -121,7 +121,9 @@ def check_data(jobs: Sequence[Job], data: Path) -> None:
     for path in dict.fromkeys(path for job in jobs for path in job.config.dataset):
         name = str(path.relative_to(data).with_suffix(""))
         if not path.exists():
-            raise InputError(f"--data: found no '{name}.npz' in {data}, expected a file for each set")
+            how = f": c4rl data record {task_of(name)} --size {datasets()[name]['rows']} --seed 0 --output {path}"
+            hint = how if name.startswith(RECORDED) else ""
+            raise InputError(f"--data: found no '{name}.npz' in {data}, expected a file for each set{hint}")
         with open(path, "rb") as file:
             found, expected = hashlib.file_digest(file, "sha256").hexdigest(), datasets()[name]["sha256"]
         if found != expected:

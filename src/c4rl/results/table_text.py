@@ -7,7 +7,7 @@ import numpy as np
 
 from c4rl.environments.tasks import PHYSICS
 from c4rl.results.statistics import bootstrap_interval, interquartile_mean, mean, mean_interval
-from c4rl.results.tables import OF_A_RUN, QUANTITIES, Cell, Filled, Method, ResultTable, overall
+from c4rl.results.tables import OF_A_RUN, QUANTITIES, RECORDED, Cell, Filled, Method, ResultTable, overall
 from c4rl.training.summary import MARK
 
 MISSING = "–"
@@ -159,9 +159,9 @@ def show(table: ResultTable, method: Method, task: str, cell: Cell | None, which
 
 
 def is_far(table: ResultTable, method: Method, task: str, cell: Cell, which: str) -> bool:
-    """Whether the mean is far from the paper's, measured by the paper's standard deviation."""
+    """Whether the mean is far from the paper's, measured by the paper's standard deviation; not asked of other data."""
     theirs = table.printed(method, task)
-    if theirs is None or len(theirs) < 2:
+    if theirs is None or len(theirs) < 2 or task.startswith(RECORDED):
         return False
     values = cell.values(which, table.quantity)
     return bool(len(values) and abs(values.mean() - theirs[0]) > FAR * theirs[1])
@@ -177,10 +177,10 @@ ROBOTS = {"halfcheetah": "hc", "hopper": "hop", "walker2d": "w2d", "ant": "ant"}
 def short(name: str) -> str:
     """halfcheetah-medium-replay-v2 -> hc-mr; c4rl/ stays: such rows are not D4RL's; other domains keep their words."""
     stem = name.rpartition("-v")[0]
-    robot, _, quality = stem.removeprefix("c4rl/").partition("-")
+    robot, _, quality = stem.removeprefix(RECORDED).partition("-")
     if robot not in ROBOTS:
         return stem
-    return f"{'c4rl/' * name.startswith('c4rl/')}{ROBOTS[robot]}-{''.join(word[0] for word in quality.split('-'))}"
+    return f"{RECORDED * name.startswith(RECORDED)}{ROBOTS[robot]}-{''.join(word[0] for word in quality.split('-'))}"
 
 
 def markdown(rows: Rows) -> str:

@@ -20,6 +20,7 @@ from c4rl.jobs.registry import algorithm_class
 from c4rl.results.store import Entry, Store, determinants, identity
 
 HERE = Path(__file__).parent
+RECORDED = "c4rl/"  # how names of sets begin that this package recorded: the task is D4RL's, the rows are not
 OF_A_RUN = {  # a number of each run -> what it is
     "late": "mean over the second half of a run's evaluations",
     "last": "last evaluation",
@@ -160,7 +161,7 @@ def datasets() -> dict[str, dict[str, Any]]:
 
 def task_of(name: str) -> str:
     """The task of a set."""
-    return datasets().get(name, {}).get("task", name.removeprefix("c4rl/"))
+    return datasets().get(name, {}).get("task", name.removeprefix(RECORDED))
 
 
 @cache
