@@ -42,7 +42,7 @@ from c4rl.results.speed import (
     spread,
     summarize,
 )
-from c4rl.results.speed_tables import SHAPE, SPEED_TABLES, machine_folder
+from c4rl.results.speed_tables import SHAPE, SPEED_TABLES, folder_of
 from c4rl.training.launch import Launch
 from c4rl.training.summary import versions
 
@@ -262,6 +262,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", help="cpu: a check that this program runs")
     given = parser.parse_args()
     if given.tables:
+        if given.speeds is not None:
+            write_speeds(given.json, given.speeds)
         print(tables(given.json))
         return
     began = time.perf_counter()
@@ -318,27 +320,26 @@ def main() -> None:
                 say(f"{case}: {' '.join(rates)}")
     workers.stop()
     if given.speeds is not None:
-        write_speeds(given, measured)
+        write_speeds(given.json, given.speeds)
     print(tables(given.json))
     say("done")
 
 
-def write_speeds(given: argparse.Namespace, measured: dict[Case, list[dict[str, Measurement]]]) -> None:
+def write_speeds(file: Path, speeds: Path) -> None:
     """A file for each measured cell of the tables of speed, as `c4rl bench table` writes them."""
-    cells = {
-        (c.method.algorithm, c.method.plugins, c.rows, c.runs): c.name for t in SPEED_TABLES.values() for c in t.cases
-    }
-    for case, found in measured.items():
-        cell = cells.get((case.algorithm, case.plugins, case.rows, case.runs))
-        if cell is None or (case.variant, case.precision) != ("ours", "fp32") or len(found) < REPEATS:
+    tabled = [cell for table in SPEED_TABLES.values() for cell in table.cases]
+    cells = {(c.method.algorithm, c.method.plugins, c.rows, c.runs): c.name for c in tabled}
+    found = json.loads(file.read_text())
+    machine = {"device": "cuda"} | found["machine"] | {"precision": "fp32"}
+    folder = folder_of(speeds, machine["name"], "fp32")
+    folder.mkdir(parents=True, exist_ok=True)
+    for result in found["results"]:
+        cell = cells.get(tuple(result[name] for name in ("algorithm", "plugins", "rows", "runs")))
+        if cell is None or "stages" not in result or (result["variant"], result["precision"]) != ("ours", "fp32"):
             continue
-        what = {"algorithm": case.algorithm, "plugins": case.plugins, "runs": case.runs}
-        stages = [what | {"stage": name} | summarize([each[name] for each in found]) for name in found[0]]
-        device = torch.device(given.device)
-        machine = {"device": device.type, "name": machine_name(device), "precision": case.precision} | versions()
-        folder = machine_folder(given.speeds, given.device, case.precision)
-        folder.mkdir(parents=True, exist_ok=True)
-        shape = {"rows": case.rows} | SHAPE
+        what = {name: result[name] for name in ("algorithm", "plugins", "runs")}
+        stages = [what | {"stage": name} | measured for name, measured in result["stages"].items()]
+        shape = {"rows": result["rows"]} | SHAPE
         write_json(folder / f"{cell}.json", {"shape": shape, "machine": machine, "results": stages})
 
 
@@ -381,7 +382,8 @@ def tables(file: Path) -> str:
         if (found := trained(*key)) is None:
             failed = cells.get(key, {}).get("error", "no time left")
             return "" if "time" in failed else "fails in Inductor"
-        return f"{found['run_updates_per_second']:,.0f} ({100 * spread(found):.1f}%)"
+        apart = f" ({100 * spread(found):.1f}%)" if len(found["repeats"]) > 1 else ""
+        return f"{found['run_updates_per_second']:,.0f}{apart}"
 
     def longer(variant: str, *key: Any, precision: str = "fp32") -> str:
         other, ours = trained(*key, variant, precision), trained(*key, "ours", precision)
@@ -393,14 +395,16 @@ def tables(file: Path) -> str:
     lines = [f"| | runs | {' | '.join(COLUMNS)} |", "|---" * (2 + len(COLUMNS)) + "|"]
     for (algorithm, plugins), runs in itertools.product(methods, (1, 25)):
         found = [rate(algorithm, plugins, runs, *column) for column in COLUMNS.values()]
-        lines.append(f"| {LABELS[algorithm]}{LABELS[plugins]} | {runs} | {' | '.join(found)} |")
+        if any(found):
+            lines.append(f"| {LABELS[algorithm]}{LABELS[plugins]} | {runs} | {' | '.join(found)} |")
     lines += ["", "| without | TD3+BC + C4, 1 run | 25 runs | CQL + C4, 1 run | 25 runs |", "|---|---|---|---|---|"]
     for variant, label in WITHOUT.items():
         plugins = "layer_norm" if variant == "without layer_norm" else "c4-proxy"
         found = [longer(variant, a, plugins, runs) for a in ("td3_bc", "cql") for runs in (1, 25)]
         if more := longer(variant, "cql", plugins, 1, precision="bf16x3"):
             found[2] += f"; in bf16x3 {more}"
-        lines.append(f"| {label} | {' | '.join(found)} |")
+        if any(found):
+            lines.append(f"| {label} | {' | '.join(found)} |")
     return "\n".join(lines)
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -165,13 +166,9 @@ def _measure_one(
 
 
 def summarize(measured: Sequence[Measurement]) -> dict[str, Any]:
-    """The median measurement, and the rates of all."""
-    median = sorted(measured, key=lambda each: each.updates_per_second)[len(measured) // 2]
-    return {
-        "updates_per_second": median.updates_per_second,
-        "run_updates_per_second": median.run_updates_per_second,
-        "clustering_share": median.clustering_share,
-        "repeats": [each.run_updates_per_second for each in measured],
+    """Medians, and the rates of all."""
+    return {name: median(each) for name, each in zip(Measurement._fields, zip(*measured, strict=True), strict=True)} | {
+        "repeats": [each.run_updates_per_second for each in measured]
     }
 
 

@@ -17,7 +17,7 @@ def speed_figure(table: SpeedTable, speeds: Path) -> Figure:
     some = {machine: cases for machine, cases in measured.items() if wanted & set(cases)}
     if not some:
         raise InputError(f"figure {table.name}: nothing was measured; `c4rl bench table {table.name}` does")
-    foot = f"4x256 networks, made-up rows; medians of three measurements; {'; '.join(some)}"
+    foot = f"4x256 networks, made-up rows; medians of measurements; {'; '.join(some)}"
     if table.quantity == "share":
         figure, (axis,) = new_figure(1, table.title, foot, height=3.2)
         lines = list(itertools.product(some, table.methods))

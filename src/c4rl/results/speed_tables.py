@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from c4rl.core.errors import InputError
 from c4rl.jobs.registry import algorithm_class
-from c4rl.results.speed import SpeedOptions, Variant, machine_name, measure_speeds, spread
+from c4rl.results.speed import REPEATS, SpeedOptions, Variant, machine_name, measure_speeds, spread
 from c4rl.results.table_text import MISSING, Rows
 from c4rl.results.tables import paper
 from c4rl.training.preparation import choose_device
@@ -168,16 +168,22 @@ def speed_caption(table: SpeedTable, measured: Measured) -> str:
     shape = f"{SHAPE['hidden_layers']}x{SHAPE['hidden_width']} networks, 17 observations, 6 actions, made-up rows"
     names = {case.name for case in table.cases}
     cells = [results for cases in measured.values() for name, results in cases.items() if name in names]
-    apart = f", at most {max(spread(r) for results in cells for r in results):.0%} apart" if cells else ""
+    made = [result for results in cells for result in results]
+    counts = " to ".join(map(str, sorted({len(result["repeats"]) for result in made}))) or str(REPEATS)
+    apart = f", at most {max(map(spread, made)):.1%} apart" if made else ""
     theirs = "; after the slash the paper's, of HalfCheetah" if table.quantity == "share" else ""
-    return f"{table.title}. {shape}; medians of three measurements{apart}{theirs}; {MISSING}: not measured."
+    return f"{table.title}. {shape}; medians of {counts} measurements{apart}{theirs}; {MISSING}: not measured."
 
 
 # -- measuring
 
 
 def machine_folder(speeds: Path, device: str, precision: str) -> Path:
-    return speeds / re.sub(r"\W+", "_", f"{machine_name(choose_device(device))} {precision}").lower()
+    return folder_of(speeds, machine_name(choose_device(device)), precision)
+
+
+def folder_of(speeds: Path, machine: str, precision: str) -> Path:
+    return speeds / re.sub(r"\W+", "_", f"{machine} {precision}").lower()
 
 
 def missing(table: SpeedTable, folder: Path) -> list[Case]:
