@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,19 @@ def test_methods_of_a_series_train_in_one_job(trained: Trained, tmp_path: Path) 
     assert len({job.config.output for job in jobs}) == 3
     other = missing_jobs(small_table(updates=30), Store(tmp_path / "none"), trained.data, tmp_path)
     assert not {job.config.output for job in jobs} & {job.config.output for job in other}, "another job, another folder"
+
+
+def test_the_members_of_ensembles_are_not_trained_twice(trained: Trained, tmp_path: Path) -> None:
+    alone = replace(METHODS[0], seeds=5)
+    together = replace(alone, label="BC, ensembles of 2", members=2, seeds=2)
+    table, store = small_table(methods=(alone, together)), Store(tmp_path / "store")
+    jobs = missing_jobs(table, store, trained.data, tmp_path)
+    assert [(job.config.ensemble, job.config.seeds) for job in jobs] == [(2, (0, 1, 2, 3)), (0, (4,))]
+    assert fill_gaps(table, store, trained.data, tmp_path / "jobs") == 0
+    assert {key: len(cell.entries) for key, cell in fill(table, store).items()} == {
+        (method.label, task): method.seeds for method in table.methods for task in TASKS
+    }
+    assert not missing_jobs(table, store, trained.data, tmp_path)
 
 
 def test_how_long_a_job_takes_is_judged_by_the_most_similar_runs(trained: Trained, tmp_path: Path) -> None:

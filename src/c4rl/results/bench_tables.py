@@ -52,21 +52,23 @@ def missing_jobs(table: ResultTable, store: Store, data: Path, output: Path, **h
     """The jobs that fill the table's gaps: runs of one shape and length together. how: device, precision, ..."""
     known = set(store.by_identity())
     groups: dict[tuple[Any, ...], dict[tuple[str, TrainConfig], list[int]]] = {}
-    for method, task, config in table.wanted(data):
+    ensembles_first = sorted(table.wanted(data), key=lambda cell: cell[0].members == 1)  # they score each member too
+    for method, task, config in ensembles_first:
         every = table.seeds_of(method)
         found = identities(config, task, every)
         lacking = [seed for seed, name in zip(every, found, strict=True) if name not in known]
         if not lacking:
             continue
-        known |= set(found)  # methods may share runs
+        seeds = [seed + i for seed in lacking for i in range(method.members)]
+        known |= {*found, *identities(replace(config, ensemble=0), task, seeds)}  # methods may share runs
         shape, own = get_task(config.task[0]), ("dataset", "task", "options", "plugin_options")
         common = repr({name: value for name, value in to_json(config).items() if name not in own}), stages(config)
         group = method.label, shape.observation_dim, shape.action_dim, common
-        groups.setdefault(group, {})[task, config] = [seed + i for seed in lacking for i in range(method.members)]
+        groups.setdefault(group, {})[task, config] = seeds
     jobs = []
     for (label, *_), wanted in groups.items():
-        for seeds in dict.fromkeys(map(tuple, wanted.values())):  # sets that lack the same seeds
-            some = [config for (_, config), lacking in wanted.items() if tuple(lacking) == seeds]
+        for same in dict.fromkeys(map(tuple, wanted.values())):  # sets that lack the same seeds
+            some = [config for (_, config), lacking in wanted.items() if tuple(lacking) == same]
             words = differences([(config.options, config.plugin_options) for config in some])
             parts = [some] if words is not None else [[config] for config in some]
             for part in parts:
@@ -74,7 +76,7 @@ def missing_jobs(table: ResultTable, store: Store, data: Path, output: Path, **h
                     part[0],
                     dataset=tuple(config.dataset[0] for config in part),
                     task=tuple(config.task[0] for config in part),
-                    seeds=seeds,
+                    seeds=same,
                     by_dataset=tuple(words or ()) if len(part) > 1 else (),
                     **how,
                 )
