@@ -14,13 +14,11 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from c4rl.algorithms.algorithm import Stage
 from c4rl.core.declarations import plain_name
 from c4rl.core.errors import InputError
 from c4rl.environments.tasks import get_task
 from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.config_file import to_json
-from c4rl.jobs.registry import algorithm_class
 from c4rl.jobs.runs import runs_of
 from c4rl.jobs.sweeps import differences
 from c4rl.results.store import Entry, Store, entries_of
@@ -41,11 +39,7 @@ class Job(NamedTuple):
 
     @property
     def run_updates(self) -> int:
-        return self.runs * sum(stage.updates for stage in stages(self.config))
-
-
-def stages(config: TrainConfig) -> tuple[Stage, ...]:
-    return algorithm_class(config.algorithm).plan(config.options, config.updates)
+        return self.runs * self.config.total_updates
 
 
 def missing_jobs(table: ResultTable, store: Store, data: Path, output: Path, **how: Any) -> list[Job]:
@@ -62,7 +56,7 @@ def missing_jobs(table: ResultTable, store: Store, data: Path, output: Path, **h
         seeds = [seed + i for seed in lacking for i in range(method.members)]
         known |= {*found, *identities(replace(config, ensemble=0), task, seeds)}  # methods may share runs
         shape, own = get_task(config.task[0]), ("dataset", "task", "options", "plugin_options")
-        common = repr({name: value for name, value in to_json(config).items() if name not in own}), stages(config)
+        common = repr({name: value for name, value in to_json(config).items() if name not in own}), config.stages
         group = method.label, shape.observation_dim, shape.action_dim, common
         groups.setdefault(group, {})[task, config] = seeds
     jobs = []
