@@ -50,6 +50,28 @@ def _where() -> Iterator[Method]:
             yield replace(method, paper=None, against=without.label, factors={"C4": True})
 
 
+def _parts() -> Iterator[Method]:
+    """C4 where it raises scores (`c4-where`), with one of its settings changed at a time."""
+    plain = replace(TD3BC, label="TD3+BC, α 10", options={"alpha": 10.0}, paper=None)
+    default = replace(plain, label="C4", plugins=("c4",), against=plain.label)
+    yield plain
+    yield default
+    changes: dict[str, dict[str, Any]] = {
+        "K 1": {"K": 1},
+        "K 20": {"K": 20},
+        "λ 0": {"lambda_": 0.0},
+        "λ 3": {"lambda_": 3.0},
+        "λ auto": {"lambda_": "auto"},
+        "unbiased estimator": {"estimator": "unbiased"},
+        "exact gradients": {"mode": "exact"},
+        "every 50 updates": {"period": 50},
+        "the actor on the cluster's rows": {"actor_rows": "cluster"},
+    }
+    for label, options in changes.items():
+        options = default.options | options
+        yield replace(default, label=f"C4, {label}", options=options, against=default.label)
+
+
 TABLES = (
     ResultTable(
         "c4-screen",
@@ -193,5 +215,15 @@ TABLES = (
         updates=15_000,
         evaluations=3,
         note="10k: all rows of the set; fewer are whole trajectories.",
+    ),
+    ResultTable(
+        "c4-parts",
+        "C4 on TD3+BC with α 10, where it raises scores, one of its settings changed at a time",
+        tuple(_parts()),
+        THREE,
+        seeds=5,
+        updates=15_000,
+        evaluations=3,
+        note="C4 at its defaults: K 5, λ 0.3, proxy, every 200 updates, the actor's own rows.",
     ),
 )
