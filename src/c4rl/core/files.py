@@ -79,5 +79,7 @@ def parse_json(text: str | bytes, origin: str, what: str) -> Any:
 
 def _nested(value: Any, deep: int) -> bool:
     """Whether lists and objects stand in each other more than `deep` times."""
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return deep < 0 or any(_nested(part, deep - 1) for part in parts)
+    if not isinstance(value, dict | list):
+        return False
+    parts = value.values() if isinstance(value, dict) else value
+    return deep == 0 or any(_nested(part, deep - 1) for part in parts if isinstance(part, dict | list))

@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 from c4rl.core.errors import InputError
@@ -51,7 +52,7 @@ def table_text(
         table = get_table(name, (*SPEED_TABLES, INDEX)).only(methods)
         if score in ("best", "selected", "criteria") and table.quantity != "score":
             raise InputError(f"--score: found {score}, expected late, last or curve: table {name} is not about scores")
-        filled = fill(table, Store(_folder(store)))
+        filled = fill(table, _opened(store))
         if score in ("selected", "criteria") and all(m.job.get("select", "none") == "none" for m in table.methods):
             raise InputError(f"--score: found {score}, but no run of table {name} was trained with --select")
         if score == "differences" and not any(m.against in {n.label for n in table.methods} for m in table.methods):
@@ -69,18 +70,24 @@ def table_text(
         speed_table, measured = SPEED_TABLES[name], read_speeds(speeds)
         rows, words = speed_rows(speed_table, measured), speed_caption(speed_table, measured)
     else:
-        rows = index_rows(Store(_folder(store)), speeds)
+        rows = index_rows(_opened(store), speeds)
         words = f"Means over the sets that are here [95% bootstrap] / the paper's; {MISSING}: not measured."
     if format == "csv":
         return csv(rows)
     return f"% {words}\n{latex(rows)}" if format == "latex" else f"{words}\n\n{markdown(rows)}"
 
 
-def _folder(path: Path) -> Path:
+def _opened(path: Path) -> Store:
     if not path.is_dir() or not os.access(path, os.R_OK | os.X_OK):
         found = "cannot be read" if path.is_dir() else "no such folder"
         raise InputError(f"{path}: {found}, expected the results store")
-    return path
+    return _store(path.absolute())
+
+
+@cache
+def _store(path: Path) -> Store:
+    """The same for all blocks of a page: it reads each file once."""
+    return Store(path)
 
 
 def index_rows(store: Store, speeds: Path) -> Rows:
