@@ -163,3 +163,19 @@ def test_paths_are_shortest() -> None:
     path = shortest_path(MAZES["umaze"], (3, 1), (1, 1))
     assert path == [(3, 2), (3, 3), (2, 3), (1, 3), (1, 2), (1, 1)]
     assert shortest_path(MAZES["umaze"], (1, 1), (1, 1)) == [(1, 1)]
+
+
+def test_balls_that_step_together_move_as_each_would_alone() -> None:
+    """Bit for bit: in walls, at more than the largest speed, with forces out of bounds, in sparse and dense mazes."""
+    rng, names = np.random.default_rng(0), ["maze2d-umaze", "maze2d-umaze-dense", "maze2d-large-dense"]
+    alone, together = [make(name) for name in names], [make(name) for name in names]
+    for several in (alone, together):
+        for maze, speed in zip(several, (9.0, -9.0, 0.0), strict=True):
+            maze.set_state(np.array(maze.maze.free_cells[0], np.float64), np.array([speed, -speed]))
+    for _ in range(60):
+        forces = rng.uniform(-2, 2, (3, 2)).astype(np.float32)
+        expected = [maze.step(force) for maze, force in zip(alone, forces, strict=True)]
+        observations, rewards, ended = Maze2D.step_together(together, forces)
+        np.testing.assert_array_equal(observations, [one[0] for one in expected])
+        assert rewards == [one[1] for one in expected]
+        assert ended == [one[3] for one in expected]

@@ -8,7 +8,8 @@ In Maze2D the network costs more than the simulator. There a worker steps severa
 share every call of NumPy, but each has matrix products of its own, so that nothing rounds differently.
 """
 
-import io
+import json
+import math
 import os
 import queue
 import threading
@@ -59,18 +60,29 @@ def episode_returns(environments: "Sequence[gymnasium.Env]", policy: NumpyPolicy
     if len(seeds) == 1 or policy.weights[0].ndim == 3:  # an ensemble has an axis of its own
         return [episode_return(environments[0], policy, seed) for seed in seeds]
     running, totals = list(range(len(seeds))), [0.0] * len(seeds)
-    observations = [environments[i].reset(seed=seeds[i])[0] for i in running]
+    observations = np.array([environments[i].reset(seed=seeds[i])[0] for i in running])
+    step = getattr(environments[0], "step_together", step_together)  # an environment may have a faster one
+    together = environments[: len(seeds)]
     while running:
-        actions = policy.act(np.array(observations)[:, None])[:, 0]  # [B, 1, s]: a product for each row
-        observations, still = [], []
-        for i, action in zip(running, actions, strict=True):
-            following, reward, terminated, truncated, _ = environments[i].step(action)
-            totals[i] += float(reward)
-            if not (terminated or truncated):
-                observations.append(following)
-                still.append(i)
-        running = still
+        actions = policy.act(observations[:, None])[:, 0]  # [B, 1, s]: a product for each row
+        observations, rewards, ended = step(together, actions)
+        for i, reward in zip(running, rewards, strict=True):
+            totals[i] += reward
+        if any(ended):
+            running = [i for i, end in zip(running, ended, strict=True) if not end]
+            observations = observations[np.logical_not(ended)]
+            together = [environments[i] for i in running]
     return totals
+
+
+def step_together(environments: "Sequence[gymnasium.Env]", actions: Array) -> tuple[Array, list[float], list[bool]]:
+    """A step of each with its action [B, a]: observations [B, s], rewards, and which episodes end."""
+    found = [environment.step(action) for environment, action in zip(environments, actions, strict=True)]
+    return (
+        np.array([one[0] for one in found]),
+        [float(one[1]) for one in found],
+        [bool(one[2] or one[3]) for one in found],
+    )
 
 
 def rollout(environment: "gymnasium.Env", policy: NumpyPolicy, seed: int) -> dict[str, Array]:
@@ -247,9 +259,19 @@ def available_cores() -> int:
 
 
 def policy_bytes(policy: NumpyPolicy) -> bytes:
-    buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, **policy.arrays())
-    return buffer.getvalue()
+    """A line that names the arrays, then the arrays: a tenth of the time of an npz file, which has checksums."""
+    arrays = policy.arrays()
+    head = [[name, array.dtype.str, array.shape] for name, array in arrays.items()]
+    return b"".join([json.dumps(head).encode(), b"\n", *(array.tobytes() for array in arrays.values())])
+
+
+def policy_from_bytes(content: bytes) -> NumpyPolicy:
+    start, arrays = content.index(b"\n") + 1, {}
+    for name, dtype, shape in json.loads(content[:start]):
+        count = math.prod(shape)
+        arrays[name] = np.frombuffer(content, dtype, count, start).reshape(shape).copy()  # aligned, as any array
+        start += arrays[name].nbytes
+    return NumpyPolicy.from_arrays(arrays)
 
 
 def serve() -> None:
@@ -278,7 +300,7 @@ def serve() -> None:
         seeds, new = inbox.get()
         try:
             if new:
-                policy = NumpyPolicy.from_arrays(np.load(io.BytesIO(new), allow_pickle=False))
+                policy = policy_from_bytes(new)
             assert policy is not None
             environments += [make_environment(task) for _ in range(len(seeds) - len(environments))]
             parent.answer({"returns": episode_returns(environments, policy, seeds)})

@@ -6,8 +6,9 @@ its index minus 0.2, and that asymmetry is part of the task.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import gymnasium
@@ -84,6 +85,7 @@ MAZES = {
 }
 
 
+@cache
 def _model(maze: Maze) -> mujoco.MjModel:
     """D4RL's constants; its floor is left out, since a frictionless contact along z cannot move the ball."""
     walls = "".join(
@@ -155,10 +157,30 @@ class Maze2D(gymnasium.Env):
         mujoco.mj_step(self._model, self._data)
         self._steps += 1
         observation = self._observation()
-        goal = self.maze.goal
-        distance = math.hypot(observation[0] - goal[0], observation[1] - goal[1])
-        reward = math.exp(-distance) if self.dense else float(distance <= GOAL_RADIUS)
+        reward = self._reward(observation[0], observation[1])
         return observation, reward, False, self._steps >= self.horizon, {}
+
+    @staticmethod
+    def step_together(mazes: "Sequence[Maze2D]", actions: Array) -> tuple[Array, list[float], list[bool]]:
+        """`step` of each with its action, bit for bit, in less time: observations, rewards, and which episodes end."""
+        forces = np.minimum(np.maximum(actions, -1.0), 1.0).astype(np.float64)
+        for maze, force in zip(mazes, forces, strict=True):
+            x, y = maze._velocity.tolist()
+            if not (-MAX_SPEED <= x <= MAX_SPEED and -MAX_SPEED <= y <= MAX_SPEED):
+                np.minimum(np.maximum(maze._velocity, -MAX_SPEED), MAX_SPEED, out=maze._velocity)
+            maze._control[:] = force
+            mujoco.mj_step(maze._model, maze._data)
+            maze._steps += 1
+        observations = np.concatenate([part for maze in mazes for part in (maze._position, maze._velocity)])
+        observations = observations.reshape(-1, 4)
+        rewards = [maze._reward(x, y) for maze, (x, y, _, _) in zip(mazes, observations.tolist(), strict=True)]
+        return observations, rewards, [maze._steps >= maze.horizon for maze in mazes]
+
+    def _reward(self, x: float, y: float) -> float:
+        """For reaching this position."""
+        goal = self.maze.goal
+        distance = math.hypot(x - goal[0], y - goal[1])
+        return math.exp(-distance) if self.dense else float(distance <= GOAL_RADIUS)
 
     def _observation(self) -> Array:
         return np.concatenate((self._position, self._velocity))

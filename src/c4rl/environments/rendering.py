@@ -1,6 +1,5 @@
 """Frames of an episode, drawn by MuJoCo in a process of its own: where a graphics driver crashes, nothing else does."""
 
-import io
 import json
 import os
 import subprocess
@@ -13,7 +12,7 @@ import numpy as np
 from c4rl.core.errors import InputError
 from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.core.worker_process import worker_environment
-from c4rl.environments.evaluation import policy_bytes, steps
+from c4rl.environments.evaluation import policy_bytes, policy_from_bytes, steps
 from c4rl.environments.tasks import Task
 
 SIZE = 160  # pixels, both ways
@@ -51,7 +50,7 @@ def serve() -> None:
     frames = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what an environment prints must not mix with the frames
     wanted = json.loads(sys.stdin.buffer.readline())
-    policy = NumpyPolicy.from_arrays(np.load(io.BytesIO(sys.stdin.buffer.read()), allow_pickle=False))
+    policy = policy_from_bytes(sys.stdin.buffer.read())
     environment = make_environment(Task(**wanted["task"]))
     simulator: Any = environment.unwrapped
     model, data = simulator.model, simulator.data
