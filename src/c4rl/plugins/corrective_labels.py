@@ -52,9 +52,7 @@ class CorrectiveLabels(Plugin):
     def attach(self, algorithm: Host, buffer: TransitionBuffer) -> None:
         self._act = algorithm.plain_actions
         some = buffer.sample(MOST_ROWS)
-        parts = zip(
-            some.packed.split(some.dataset_lengths), buffer.packed.split(buffer.dataset_lengths), strict=True
-        )
+        parts = zip(some.packed.split(some.dataset_lengths), buffer.packed.split(buffer.dataset_lengths), strict=True)
         self._states = torch.cat(
             [predecessors(buffer, fitted.double(), own.double()).to(own) for fitted, own in parts]
         )  # s̃ of each row

@@ -197,8 +197,8 @@ def needs_one_policy(plugin: str, algorithm: type[Host]) -> None:
     """Refuse an algorithm whose actor's loss cannot take a term about the policy's actions at other states."""
     if not (algorithm.has_actor_term and algorithm.has_one_policy):
         raise InputError(
-            f"--plugins: found {plugin} with {algorithm.__name__}, expected an algorithm with one policy and an actor's "
-            "loss to add to"
+            f"--plugins: found {plugin} with {algorithm.__name__}, expected an algorithm with one policy and an "
+            "actor's loss to add to"
         )
 
 

@@ -13,6 +13,7 @@ from c4rl.results.catalogue.methods import (
     PAPER,
     PAPER_CONTROL,
     PAPER_CQL,
+    PROXY,
     TD3BC,
     TD3BC_C4,
     by_rows,
@@ -22,6 +23,8 @@ from c4rl.results.catalogue.methods import (
 )
 from c4rl.results.catalogue.sets import EIGHT, NINE, ROBOTS, SCREENING, THREE
 from c4rl.results.tables import Method, ResultTable
+
+EXACT = {"mode": "exact"}  # C4 on gradients of Q, the quantity of the paper's theory
 
 
 def _ingredients() -> Iterator[Method]:
@@ -41,19 +44,32 @@ def _ingredients() -> Iterator[Method]:
 
 
 def _where() -> Iterator[Method]:
-    """α by rows, without and with C4 at its defaults."""
+    """α by rows, without and with C4."""
     for base in by_rows(replace(TD3BC, label="TD3+BC"), (1, 3, 10)):
         plain = series_of(base, "alpha", (0.5, 2.5, 10.0), "α")
         yield from (replace(method, paper=None, factors={"C4": False}) for method in plain)
-        with_c4 = series_of(replace(base, label=f"{base.label}, C4", plugins=("c4",)), "alpha", (0.5, 2.5, 10.0), "α")
+        c4 = replace(base, label=f"{base.label}, C4", plugins=("c4",), options=base.options | PROXY)
+        with_c4 = series_of(c4, "alpha", (0.5, 2.5, 10.0), "α")
         for method, without in zip(with_c4, plain, strict=True):
             yield replace(method, paper=None, against=without.label, factors={"C4": True})
+
+
+def _on_td3_bc() -> Iterator[Method]:
+    for alpha in (0.5, 2.5):
+        plain = Method(f"TD3+BC, α {alpha}", "td3_bc", options={"alpha": alpha})
+        yield plain
+        c4 = replace(plain, plugins=("c4",), against=plain.label)
+        for weight, rows in ((0.3, "cluster"), (0.3, "uniform"), (0.0, "uniform")):
+            options = plain.options | PROXY | {"lambda_": weight, "actor_rows": rows}
+            yield replace(c4, label=f"{plain.label} + C4, λ {weight}, actor rows {rows}", options=options)
+        exact = replace(c4, label=f"{plain.label} + C4, exact gradients", options=plain.options | EXACT)
+        yield replace(exact, swept="alpha", series="TD3+BC + C4, exact gradients")
 
 
 def _parts() -> Iterator[Method]:
     """C4 where it raises scores (`c4-where`), with one of its settings changed at a time."""
     plain = replace(TD3BC, label="TD3+BC, α 10", options={"alpha": 10.0}, paper=None)
-    default = replace(plain, label="C4", plugins=("c4",), against=plain.label)
+    default = replace(plain, label="C4", plugins=("c4",), options=plain.options | PROXY, against=plain.label)
     yield plain
     yield default
     changes: dict[str, dict[str, Any]] = {
@@ -70,6 +86,10 @@ def _parts() -> Iterator[Method]:
     for label, options in changes.items():
         options = default.options | options
         yield replace(default, label=f"C4, {label}", options=options, against=default.label)
+    exact = replace(default, label="C4, exact gradients", options=plain.options | EXACT)
+    for swept, values, word in (("K", (1, 20), "K"), ("lambda_", (0.03, 3.0), "λ")):
+        for method in series_of(exact, swept, values, word):
+            yield replace(method, paper=None, x=None, against=exact.label)
 
 
 TABLES = (
@@ -182,33 +202,17 @@ TABLES = (
     ),
     ResultTable(
         "c4-on-td3_bc",
-        "C4 (K 5, proxy) on TD3+BC, eight locomotion sets of about 10,000 rows",
-        tuple(
-            Method(
-                f"TD3+BC, α {alpha}{label}",
-                "td3_bc",
-                plugins,
-                options={"alpha": alpha, **options},
-                against=f"TD3+BC, α {alpha}" if label else "",
-            )
-            for alpha in (0.5, 2.5)
-            for label, plugins, options in (
-                ("", ("none",), {}),
-                *(
-                    (f" + C4, λ {weight}, actor rows {rows}", ("c4",), {"lambda_": weight, "actor_rows": rows})
-                    for weight, rows in ((0.3, "cluster"), (0.3, "uniform"), (0.0, "uniform"))
-                ),
-            )
-        ),
+        "C4 (K 5) on TD3+BC, eight locomotion sets of about 10,000 rows",
+        tuple(_on_td3_bc()),
         EIGHT,
         seeds=5,
         updates=30_000,
         evaluations=6,
-        note="Clusters alone: λ 0.",
+        note="Clusters alone: λ 0. Exact gradients: λ 0.3, the actor's own rows; the other rows have proxies.",
     ),
     ResultTable(
         "c4-where",
-        "TD3+BC without and with C4 at its defaults, by rows and by α, the weight of Q",
+        "TD3+BC without and with C4 (K 5, λ 0.3, proxy), by rows and by α, the weight of Q",
         tuple(_where()),
         THREE,
         seeds=5,
@@ -224,6 +228,6 @@ TABLES = (
         seeds=5,
         updates=15_000,
         evaluations=3,
-        note="C4 at its defaults: K 5, λ 0.3, proxy, every 200 updates, the actor's own rows.",
+        note="C4: K 5, λ 0.3, proxy, every 200 updates, the actor's own rows.",
     ),
 )
