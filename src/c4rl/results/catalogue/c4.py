@@ -62,8 +62,6 @@ def _on_td3_bc() -> Iterator[Method]:
         for weight, rows in ((0.3, "cluster"), (0.3, "uniform"), (0.0, "uniform")):
             options = plain.options | PROXY | {"lambda_": weight, "actor_rows": rows}
             yield replace(c4, label=f"{plain.label} + C4, λ {weight}, actor rows {rows}", options=options)
-        exact = replace(c4, label=f"{plain.label} + C4, exact gradients", options=plain.options | EXACT)
-        yield replace(exact, swept="alpha", series="TD3+BC + C4, exact gradients")
 
 
 def _parts() -> Iterator[Method]:
@@ -86,12 +84,31 @@ def _parts() -> Iterator[Method]:
     for label, options in changes.items():
         options = default.options | options
         yield replace(default, label=f"C4, {label}", options=options, against=default.label)
-    exact = replace(default, label="C4, exact gradients", options=plain.options | EXACT)
-    for swept, values, word in (("K", (1, 20), "K"), ("lambda_", (0.03, 3.0), "λ")):
-        for method in series_of(exact, swept, values, word):
-            yield replace(method, paper=None, x=None, against=exact.label)
 
 
+def _exact() -> Iterator[Method]:
+    """C4 on gradients, by λ and by α, with and without its parts."""
+    base = replace(TD3BC, label="TD3+BC", paper=None)
+    plain = {method.x: method for method in series_of(base, "alpha", (0.5, 2.5, 5.0, 10.0), "α")}
+    yield from (replace(method, paper=None) for method in plain.values())
+    some = (2.5, 5.0, 10.0)
+    rows: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
+        "C4, proxy": (PROXY, (0.5, *some)),
+        "C4, λ 0.3": (EXACT, (0.5, *some)),
+        "C4, λ 1": (EXACT | {"lambda_": 1.0}, some),
+        "C4, λ 3": (EXACT | {"lambda_": 3.0}, (0.5, *some)),
+        "C4, λ 10": (EXACT | {"lambda_": 10.0}, some),
+        "C4, λ 1, unbiased": (EXACT | {"lambda_": 1.0, "estimator": "unbiased"}, some),
+        "C4, λ 1, K 1": (EXACT | {"lambda_": 1.0, "K": 1}, some),
+        "C4, λ 0": (EXACT | {"lambda_": 0.0}, some),
+    }
+    for label, (options, alphas) in rows.items():
+        for method in series_of(replace(base, label=label, plugins=("c4",), options=options), "alpha", alphas, "α"):
+            yield replace(method, paper=None, against=plain[method.x].label)
+
+
+PARTS = tuple(_parts())
+SHORT: dict[str, Any] = {"seeds": 5, "updates": 15_000, "evaluations": 3}
 TABLES = (
     ResultTable(
         "c4-screen",
@@ -202,13 +219,13 @@ TABLES = (
     ),
     ResultTable(
         "c4-on-td3_bc",
-        "C4 (K 5) on TD3+BC, eight locomotion sets of about 10,000 rows",
+        "C4 (K 5, proxy) on TD3+BC, eight locomotion sets of about 10,000 rows",
         tuple(_on_td3_bc()),
         EIGHT,
         seeds=5,
         updates=30_000,
         evaluations=6,
-        note="Clusters alone: λ 0. Exact gradients: λ 0.3, the actor's own rows; the other rows have proxies.",
+        note="Clusters alone: λ 0.",
     ),
     ResultTable(
         "c4-where",
@@ -223,11 +240,36 @@ TABLES = (
     ResultTable(
         "c4-parts",
         "C4 on TD3+BC with α 10, where it raises scores, one of its settings changed at a time",
-        tuple(_parts()),
+        PARTS,
         THREE,
-        seeds=5,
-        updates=15_000,
-        evaluations=3,
         note="C4: K 5, λ 0.3, proxy, every 200 updates, the actor's own rows.",
+        **SHORT,
+    ),
+    ResultTable(
+        "c4-exact",
+        "C4 on gradients of Q (--mode exact, K 5) on TD3+BC, by λ and by α, the weight of Q",
+        tuple(_exact()),
+        THREE,
+        x="coefficient α",
+        note="λ 1, K 1: the penalty without clusters. λ 0: clusters without the penalty. Proxy: λ 0.3.",
+        **SHORT,
+    ),
+    ResultTable(
+        "c4-parts-trace",
+        "The trace of the cross-covariance of gradients in the runs of `c4-parts`, on a fixed sample of 1,024 rows",
+        PARTS,
+        THREE,
+        quantity="cross_covariance_trace_exact",
+        paper="",
+        **SHORT,
+    ),
+    ResultTable(
+        "c4-parts-clusters",
+        "Effective clusters in the runs of `c4-parts`",
+        tuple(method for method in PARTS if "c4" in (method.plugins or ()) and method.options.get("K") != 1),
+        THREE,
+        quantity="c4_effective_K",
+        paper="",
+        **SHORT,
     ),
 )

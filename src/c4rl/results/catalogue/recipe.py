@@ -120,6 +120,20 @@ TABLES = (
         note="10,000 rows each, recorded by this package (`c4rl data record TASK --seed 1`).",
     ),
     ResultTable(
+        "mazes-again",
+        "The candidates of `mazes` with other seeds",
+        tuple(
+            replace(method, paper=None, first=3, seeds=5, against="" if method.x == 5.0 else f"{FASTER.label}, α 5.0")
+            for base, values in ((FASTER, (5.0,)), (LONGER, (10.0, 20.0)))
+            for method in series_of(base, "alpha", values, "α")
+        ),
+        MAZES,
+        updates=20_000,
+        evaluations=4,
+        paper="",
+        note="Seeds 3 to 7. 10,000 rows each, recorded by this package (`c4rl data record TASK --seed 1`).",
+    ),
+    ResultTable(
         "best-simpler",
         "What might replace --preset best: constant step sizes",
         against_the_first(
