@@ -93,6 +93,7 @@ class Algorithm(ABC):
     has_critic: ClassVar[bool] = True
     has_density: ClassVar[bool] = True  # whether the policy is a distribution with log-probabilities
     has_actor_term: ClassVar[bool] = True  # whether plug-ins may add to the actor's loss
+    has_one_policy: ClassVar[bool] = True  # whether `actor` is the one network that acts
     runs_together_on_cpu: ClassVar[int] = 8  # the number of runs per launch that is fastest there
     remembered: ClassVar[tuple[str, ...]] = ()  # metrics that only some updates have; `last` keeps them in between
     actor: Policy
@@ -239,6 +240,10 @@ class Algorithm(ABC):
         config = self.config
         masks = dropout_masks(self.streams, "dropout", config.actor_dropout, config.actor_hidden, observations.shape[1])
         return self.actor(observations, masks)
+
+    def plain_actions(self, observations: Tensor) -> Tensor:
+        """What the trained policy would play at observations [R, B, s], without noise or dropout, with its graph."""
+        return EvaluatedPolicy.of(self.actor.mlp, self.stack.action_dim).act(observations)
 
     def drawn_actions(self, policy: TanhGaussian, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Actions [R, B, a] and their log-probability [R, B] for plug-ins; only the mean if none uses them."""

@@ -46,6 +46,7 @@ class SORLConfig(StyleConfig, ImplicitQConfig):
 class SORL(ImplicitQ):
     config_type = SORLConfig
     has_density = False  # it has m densities, and no single one per row
+    has_one_policy = False
     config: SORLConfig
 
     def __init__(self, config: SORLConfig, stack: Stack, streams: Streams, plugins: Plugins) -> None:

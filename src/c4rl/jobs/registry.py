@@ -14,10 +14,12 @@ from c4rl.algorithms.tsrl import TSRL
 from c4rl.core.errors import InputError
 from c4rl.plugins.c4.monitor import CrossCovarianceMonitor
 from c4rl.plugins.c4.plugin import C4, C4Config
+from c4rl.plugins.corrective_labels import CorrectiveLabels, CorrectiveLabelsConfig
 from c4rl.plugins.dr3 import DR3, DR3Config
 from c4rl.plugins.layer_norm import LayerNorm, LayerNormConfig
 from c4rl.plugins.returns import Returns, ReturnsConfig
 from c4rl.plugins.seams import Plugin
+from c4rl.plugins.smoothing import Smoothing, SmoothingConfig
 from c4rl.plugins.style_sampler import StyleSampler, StyleSamplerConfig
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
@@ -40,6 +42,8 @@ PLUGINS: dict[str, tuple[type, type[Plugin]]] = {
     "dr3": (DR3Config, DR3),
     "sorl": (StyleSamplerConfig, StyleSampler),
     "returns": (ReturnsConfig, Returns),
+    "smoothing": (SmoothingConfig, Smoothing),
+    "corrective_labels": (CorrectiveLabelsConfig, CorrectiveLabels),
 }
 
 

@@ -50,6 +50,7 @@ class Host(Protocol):
     config_type: ClassVar[type[Any]]
     has_critic: ClassVar[bool]
     has_actor_term: ClassVar[bool]
+    has_one_policy: ClassVar[bool]
     config: Any
     stack: Stack
     streams: Streams
@@ -61,6 +62,8 @@ class Host(Protocol):
     def critics(self) -> tuple[Critic, Critic] | None: ...
 
     def critic_inputs(self, state_actions: Tensor) -> Tensor: ...
+
+    def plain_actions(self, observations: Tensor) -> Tensor: ...
 
 
 class Plugin:
@@ -188,6 +191,15 @@ class Plugins:
     def actor_term(self, step: ActorStep) -> Tensor | float:
         terms = [term for plugin in self.all if (term := plugin.actor_term(step)) is not None]
         return sum(terms[1:], start=terms[0]) if terms else 0.0
+
+
+def needs_one_policy(plugin: str, algorithm: type[Host]) -> None:
+    """Refuse an algorithm whose actor's loss cannot take a term about the policy's actions at other states."""
+    if not (algorithm.has_actor_term and algorithm.has_one_policy):
+        raise InputError(
+            f"--plugins: found {plugin} with {algorithm.__name__}, expected an algorithm with one policy and an "
+            "actor's loss to add to"
+        )
 
 
 def module_state(modules: dict[str, nn.Module]) -> dict[str, Tensor]:

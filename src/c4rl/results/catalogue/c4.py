@@ -13,6 +13,7 @@ from c4rl.results.catalogue.methods import (
     PAPER,
     PAPER_CONTROL,
     PAPER_CQL,
+    PROXY,
     TD3BC,
     TD3BC_C4,
     by_rows,
@@ -22,6 +23,8 @@ from c4rl.results.catalogue.methods import (
 )
 from c4rl.results.catalogue.sets import EIGHT, NINE, ROBOTS, SCREENING, THREE
 from c4rl.results.tables import Method, ResultTable
+
+EXACT = {"mode": "exact"}  # C4 on gradients of Q, the quantity of the paper's theory
 
 
 def _ingredients() -> Iterator[Method]:
@@ -41,19 +44,30 @@ def _ingredients() -> Iterator[Method]:
 
 
 def _where() -> Iterator[Method]:
-    """α by rows, without and with C4 at its defaults."""
+    """α by rows, without and with C4."""
     for base in by_rows(replace(TD3BC, label="TD3+BC"), (1, 3, 10)):
         plain = series_of(base, "alpha", (0.5, 2.5, 10.0), "α")
         yield from (replace(method, paper=None, factors={"C4": False}) for method in plain)
-        with_c4 = series_of(replace(base, label=f"{base.label}, C4", plugins=("c4",)), "alpha", (0.5, 2.5, 10.0), "α")
+        c4 = replace(base, label=f"{base.label}, C4", plugins=("c4",), options=base.options | PROXY)
+        with_c4 = series_of(c4, "alpha", (0.5, 2.5, 10.0), "α")
         for method, without in zip(with_c4, plain, strict=True):
             yield replace(method, paper=None, against=without.label, factors={"C4": True})
+
+
+def _on_td3_bc() -> Iterator[Method]:
+    for alpha in (0.5, 2.5):
+        plain = Method(f"TD3+BC, α {alpha}", "td3_bc", options={"alpha": alpha})
+        yield plain
+        c4 = replace(plain, plugins=("c4",), against=plain.label)
+        for weight, rows in ((0.3, "cluster"), (0.3, "uniform"), (0.0, "uniform")):
+            options = plain.options | PROXY | {"lambda_": weight, "actor_rows": rows}
+            yield replace(c4, label=f"{plain.label} + C4, λ {weight}, actor rows {rows}", options=options)
 
 
 def _parts() -> Iterator[Method]:
     """C4 where it raises scores (`c4-where`), with one of its settings changed at a time."""
     plain = replace(TD3BC, label="TD3+BC, α 10", options={"alpha": 10.0}, paper=None)
-    default = replace(plain, label="C4", plugins=("c4",), against=plain.label)
+    default = replace(plain, label="C4", plugins=("c4",), options=plain.options | PROXY, against=plain.label)
     yield plain
     yield default
     changes: dict[str, dict[str, Any]] = {
@@ -72,6 +86,29 @@ def _parts() -> Iterator[Method]:
         yield replace(default, label=f"C4, {label}", options=options, against=default.label)
 
 
+def _exact() -> Iterator[Method]:
+    """C4 on gradients, by λ and by α, with and without its parts."""
+    base = replace(TD3BC, label="TD3+BC", paper=None)
+    plain = {method.x: method for method in series_of(base, "alpha", (0.5, 2.5, 5.0, 10.0), "α")}
+    yield from (replace(method, paper=None) for method in plain.values())
+    some = (2.5, 5.0, 10.0)
+    rows: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
+        "C4, proxy": (PROXY, (0.5, *some)),
+        "C4, λ 0.3": (EXACT, (0.5, *some)),
+        "C4, λ 1": (EXACT | {"lambda_": 1.0}, some),
+        "C4, λ 3": (EXACT | {"lambda_": 3.0}, (0.5, *some)),
+        "C4, λ 10": (EXACT | {"lambda_": 10.0}, some),
+        "C4, λ 1, unbiased": (EXACT | {"lambda_": 1.0, "estimator": "unbiased"}, some),
+        "C4, λ 1, K 1": (EXACT | {"lambda_": 1.0, "K": 1}, some),
+        "C4, λ 0": (EXACT | {"lambda_": 0.0}, some),
+    }
+    for label, (options, alphas) in rows.items():
+        for method in series_of(replace(base, label=label, plugins=("c4",), options=options), "alpha", alphas, "α"):
+            yield replace(method, paper=None, against=plain[method.x].label)
+
+
+PARTS = tuple(_parts())
+SHORT: dict[str, Any] = {"seeds": 5, "updates": 15_000, "evaluations": 3}
 TABLES = (
     ResultTable(
         "c4-screen",
@@ -183,23 +220,7 @@ TABLES = (
     ResultTable(
         "c4-on-td3_bc",
         "C4 (K 5, proxy) on TD3+BC, eight locomotion sets of about 10,000 rows",
-        tuple(
-            Method(
-                f"TD3+BC, α {alpha}{label}",
-                "td3_bc",
-                plugins,
-                options={"alpha": alpha, **options},
-                against=f"TD3+BC, α {alpha}" if label else "",
-            )
-            for alpha in (0.5, 2.5)
-            for label, plugins, options in (
-                ("", ("none",), {}),
-                *(
-                    (f" + C4, λ {weight}, actor rows {rows}", ("c4",), {"lambda_": weight, "actor_rows": rows})
-                    for weight, rows in ((0.3, "cluster"), (0.3, "uniform"), (0.0, "uniform"))
-                ),
-            )
-        ),
+        tuple(_on_td3_bc()),
         EIGHT,
         seeds=5,
         updates=30_000,
@@ -208,7 +229,7 @@ TABLES = (
     ),
     ResultTable(
         "c4-where",
-        "TD3+BC without and with C4 at its defaults, by rows and by α, the weight of Q",
+        "TD3+BC without and with C4 (K 5, λ 0.3, proxy), by rows and by α, the weight of Q",
         tuple(_where()),
         THREE,
         seeds=5,
@@ -219,11 +240,36 @@ TABLES = (
     ResultTable(
         "c4-parts",
         "C4 on TD3+BC with α 10, where it raises scores, one of its settings changed at a time",
-        tuple(_parts()),
+        PARTS,
         THREE,
-        seeds=5,
-        updates=15_000,
-        evaluations=3,
-        note="C4 at its defaults: K 5, λ 0.3, proxy, every 200 updates, the actor's own rows.",
+        note="C4: K 5, λ 0.3, proxy, every 200 updates, the actor's own rows.",
+        **SHORT,
+    ),
+    ResultTable(
+        "c4-exact",
+        "C4 on gradients of Q (--mode exact, K 5) on TD3+BC, by λ and by α, the weight of Q",
+        tuple(_exact()),
+        THREE,
+        x="coefficient α",
+        note="λ 1, K 1: the penalty without clusters. λ 0: clusters without the penalty. Proxy: λ 0.3.",
+        **SHORT,
+    ),
+    ResultTable(
+        "c4-parts-trace",
+        "The trace of the cross-covariance of gradients in the runs of `c4-parts`, on a fixed sample of 1,024 rows",
+        PARTS,
+        THREE,
+        quantity="cross_covariance_trace_exact",
+        paper="",
+        **SHORT,
+    ),
+    ResultTable(
+        "c4-parts-clusters",
+        "Effective clusters in the runs of `c4-parts`",
+        tuple(method for method in PARTS if "c4" in (method.plugins or ()) and method.options.get("K") != 1),
+        THREE,
+        quantity="c4_effective_K",
+        paper="",
+        **SHORT,
     ),
 )

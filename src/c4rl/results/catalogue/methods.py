@@ -10,6 +10,7 @@ from c4rl.results.tables import Method
 BPPO = {"acceptance": "never", "value_updates": 100_000, "cloning_updates": 25_000}
 NORMALISED = {"normalize_observations": True}
 CONTROL = {"K": 1, "lambda_": 0.0}
+PROXY = {"mode": "proxy"}  # C4 on features, as the paper runs it
 
 
 def published(label: str, algorithm: str, **values: Any) -> Method:
@@ -41,12 +42,19 @@ def series_of(base: Method, swept: str, values: tuple[float, ...], word: str = "
 
 
 def with_plugins(base: Method) -> tuple[Method, ...]:
-    """Alone, with LayerNorm and DR3, and with C4 at this package's defaults (K 5, λ 0.3, 16 directions)."""
+    """Alone, with LayerNorm and DR3, and with C4 on features (K 5, λ 0.3, 16 directions)."""
     return (
         base,
         replace(base, label=f"{base.label} + LN", plugins=("layer_norm",), paper=None),
         replace(base, label=f"{base.label} + DR3", plugins=("dr3",), paper=None),
-        replace(base, label=f"{base.label} + C4", plugins=("c4",), paper=f"{base.label} + C4", seeds=5),
+        replace(
+            base,
+            label=f"{base.label} + C4",
+            plugins=("c4",),
+            options=base.options | PROXY,
+            paper=f"{base.label} + C4",
+            seeds=5,
+        ),
     )
 
 
@@ -58,7 +66,7 @@ def small_methods(td3_bc: int, cql: int) -> Iterator[Method]:
     for label, algorithm, options, updates in (("TD3+BC", "td3_bc", {}, td3_bc), ("CQL", "cql", few, cql)):
         base = Method(label, algorithm, preset="none", options=shared | options, job={"updates": updates})
         yield base
-        yield replace(base, label=f"{label} + C4", plugins=("c4",))
+        yield replace(base, label=f"{label} + C4", plugins=("c4",), options=base.options | PROXY)
 
 
 def by_rows(base: Method, thousands: tuple[int, ...] = (1, 3, 5, 10)) -> tuple[Method, ...]:
@@ -78,4 +86,4 @@ PAPER, PAPER_CONTROL = CONTROLLED[0]
 DIVERGENCE = cql_c4("paper-divergence")[0]
 # CQL with the networks and step sizes of the paper, without C4
 PAPER_CQL = Method("CQL, paper", "cql", ("none",), "paper", paper="CQL")
-TD3BC_C4 = Method("TD3+BC + C4", "td3_bc", ("c4",), options={"lambda_": 0.3, "actor_rows": "cluster"})
+TD3BC_C4 = Method("TD3+BC + C4", "td3_bc", ("c4",), options=PROXY | {"lambda_": 0.3, "actor_rows": "cluster"})

@@ -5,7 +5,7 @@ from typing import Any
 
 from c4rl.jobs.presets.best import RECIPES
 from c4rl.jobs.presets.c4 import values_of
-from c4rl.results.catalogue.methods import BC, TD3BC, series_of
+from c4rl.results.catalogue.methods import BC, PROXY, TD3BC, series_of
 from c4rl.results.catalogue.sets import EIGHT, MAZES
 from c4rl.results.tables import Method, ResultTable
 
@@ -44,7 +44,7 @@ VALUES = Method(
     },
     seeds=10,
 )
-C4_VALUES = VALUES.options | {"actor_rows": "cluster"}
+C4_VALUES = VALUES.options | PROXY | {"actor_rows": "cluster"}
 # the recipe for trajectories that start apart
 FASTER = Method("step size 1e-3", "td3_bc", ("layer_norm",), "none", options=values_of(APART.options))
 MAZE = replace(FASTER, label="step size 3e-4", options=FASTER.options | {"actor_lr": 3e-4, "critic_lr": 3e-4})
@@ -59,6 +59,12 @@ def together(base: Method) -> Method:
 
 def alone_and_together(base: Method) -> tuple[Method, Method]:
     return base, together(base)
+
+
+def against_the_first(*bases: Method) -> tuple[Method, ...]:
+    """Each alone and together, the others compared with the first."""
+    first, *others = map(alone_and_together, bases)
+    return *first, *(replace(m, against=f.label) for pair in others for m, f in zip(pair, first, strict=True))
 
 
 def but(base: Method, label: str, seeds: int = 5, first: int = 0, **values: Any) -> Method:
@@ -114,16 +120,74 @@ TABLES = (
         note="10,000 rows each, recorded by this package (`c4rl data record TASK --seed 1`).",
     ),
     ResultTable(
+        "mazes-again",
+        "The candidates of `mazes` with other seeds",
+        tuple(
+            replace(method, paper=None, first=3, seeds=5, against="" if method.x == 5.0 else f"{FASTER.label}, α 5.0")
+            for base, values in ((FASTER, (5.0,)), (LONGER, (10.0, 20.0)))
+            for method in series_of(base, "alpha", values, "α")
+        ),
+        MAZES,
+        updates=20_000,
+        evaluations=4,
+        paper="",
+        note="Seeds 3 to 7. 10,000 rows each, recorded by this package (`c4rl data record TASK --seed 1`).",
+    ),
+    ResultTable(
         "best-simpler",
         "What might replace --preset best: constant step sizes",
-        (
-            *alone_and_together(but(RECIPE, "constant step size", 25, 25, options=CONSTANT)),
-            *alone_and_together(but(RECIPE, "constant, no decay", 25, 25, options=CONSTANT | {"actor_decay": 0.0})),
+        against_the_first(
+            but(RECIPE, "seeds 25 to 49", 25, 25),
+            but(RECIPE, "constant step size", 25, 25, options=CONSTANT),
+            but(RECIPE, "constant, no decay", 25, 25, options=CONSTANT | {"actor_decay": 0.0}),
         ),
         EIGHT,
         updates=10_000,
         evaluations=1,
-        note="Seeds 25 to 49: a constant step size was chosen with seeds 0 to 9.",
+        note="Seeds 25 to 49 in all rows: a constant step size was chosen with seeds 0 to 9.",
+    ),
+    ResultTable(
+        "best-more",
+        "--preset best with what it leaves out: smoothed policies and corrective labels",
+        against_the_first(
+            but(RECIPE, "seeds 50 to 59", 10, 50),
+            *(
+                but(
+                    RECIPE,
+                    label,
+                    10,
+                    50,
+                    plugins=("returns", plugin),
+                    options=RECIPE.options | dict(zip(names, values, strict=True)),
+                )
+                for plugin, names, settings in (
+                    (
+                        "smoothing",
+                        ("smoothing_weight", "smoothing_radius"),
+                        {"smoothed, w 0.1, ε 0.01": (0.1, 0.01), "smoothed, w 1, ε 0.1": (1.0, 0.1)},
+                    ),
+                    (
+                        "corrective_labels",
+                        ("corrective_weight", "corrective_bound"),
+                        {"corrected, w 1, within 0.5": (1.0, 0.5), "corrected, w 0.3, within 2": (0.3, 2.0)},
+                    ),
+                )
+                for label, values in settings.items()
+            ),
+        ),
+        EIGHT,
+        updates=10_000,
+        evaluations=1,
+        note="Seeds 50 to 59, of which every five make an ensemble; none of them chose anything.",
+    ),
+    ResultTable(
+        "best-larger",
+        "--preset best: ensembles of ten",
+        (replace(RECIPE, label="best, ensembles of 10", members=10, seeds=2, first=60),),
+        EIGHT,
+        updates=10_000,
+        evaluations=1,
+        note="Seeds 60 to 79.",
     ),
     ResultTable(
         "recipe",
