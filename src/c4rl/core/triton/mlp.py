@@ -11,14 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from c4rl.core.triton.layer_norm import norm_relu, norm_relu_gradient
-from c4rl.core.triton.linear import (
-    NARROW,
-    kept_split,
-    linear,
-    splits,
-    sums_with_product,
-    weight_gradient,
-)
+from c4rl.core.triton.linear import NARROW, kept_split, linear, splits, sums_with_product, weight_gradient
 from c4rl.core.triton.split import as_one, flipped, high, is_split, split
 
 ALIGNMENT = 16
