@@ -9,7 +9,7 @@ and with one family of kernels switched off at a time ("without ...").
 Several processes prepare the cases side by side (compiling and capturing takes most of the time). Then one case is
 measured at a time, while the others wait: the GPU has nothing else to do. Cases come in the order of their weight,
 three rounds over each group; none is begun once --budget seconds have passed. A case that fails is noted and left.
-FILE is rewritten as the measurements come in. --speeds: also write what `c4rl table runtime` and `overhead` read.
+FILE is rewritten as the measurements come in. --speeds: so is what `c4rl table runtime` and `overhead` read.
 The tables of speed.md are printed in the end, and by themselves with --tables.
 """
 
@@ -29,7 +29,6 @@ from typing import Any
 
 import torch
 
-from c4rl.algorithms import cql
 from c4rl.core import ops
 from c4rl.core.files import write_json
 from c4rl.results.speed import (
@@ -55,9 +54,12 @@ OPERATIONS = (
     "integers",
     "cluster_rows",
     "sample_tanh_gaussian",
+    "uniform_and_sampled",
     "clipped_target",
     "relative_mean",
     "mean_squared_error",
+    "soft_actor_loss",
+    "soft_maximum_gap",
     "cross_covariance_size",
     "add_metrics",
 )
@@ -153,6 +155,7 @@ def compile_update(launch: Launch) -> None:
         launch._update(step)
     torch._dynamo.reset()
     torch._dynamo.config.trace_autograd_ops = True  # PyTorch 2.11 and later
+    torch._inductor.config.loop_ordering_after_fusion = len(launch.runs) > 1  # PyTorch 2.11 fails on one run with it
     compiled = torch.compile(launch._update, dynamic=False, fullgraph=True)
     steps: dict[Any, int] = {}  # one for each phase: another number would be compiled anew
 
@@ -173,7 +176,6 @@ def compile_operations() -> None:
     for module, name in itertools.product(modules, OPERATIONS):
         if (plain := vars(module).get(name)) is not None and plain.__module__.startswith("c4rl."):
             setattr(module, name, compiled.setdefault(plain, torch.compile(plain, dynamic=False)))
-    cql.CQL._gap = torch.compile(cql.CQL._gap, dynamic=False)  # type: ignore[method-assign]
 
 
 # -- processes that prepare, and measure when it is their turn
@@ -290,6 +292,8 @@ def main() -> None:
                 results.append(asdict(case) | {"error": errors.get(case, "no time left")})
         name = machine_name(torch.device(given.device))
         given.json.write_text(json.dumps({"machine": {"name": name} | versions(), "results": results}, indent=1))
+        if given.speeds is not None:
+            write_speeds(given.json, given.speeds)
 
     queues = [*([case] for case in slow), *([shared] * given.processes)]
     for case, pipe, error, took in workers.prepare(queues, began + given.prepare):
@@ -299,8 +303,8 @@ def main() -> None:
             errors[case] = error
         say(f"{case}: {'ready' if error is None else error.splitlines()[0][:160]} ({took:.1f} s)")
     save()
-    for group in groups:
-        for case in group * REPEATS:
+    for group, _ in itertools.product(groups, range(REPEATS)):
+        for case in group:
             if case not in holders or case in errors or time.perf_counter() - began > given.budget:
                 continue
             try:
@@ -313,14 +317,9 @@ def main() -> None:
                 say(f"{case}: {found.splitlines()[0][:160]}")
             else:
                 measured.setdefault(case, []).append(found)
+                say(f"{case}: {list(found.values())[-1].run_updates_per_second:,.0f}")
         save()
-        for case in group:
-            if case in measured:
-                rates = [f"{m[stage].run_updates_per_second:,.0f}" for m in measured[case] for stage in list(m)[-1:]]
-                say(f"{case}: {' '.join(rates)}")
     workers.stop()
-    if given.speeds is not None:
-        write_speeds(given.json, given.speeds)
     print(tables(given.json))
     say("done")
 

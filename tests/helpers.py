@@ -1,11 +1,13 @@
 """Small things that several tests build on."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from c4rl.data.dataset import Dataset
 from c4rl.data.packing import Scaling, pack_datasets
@@ -90,3 +92,9 @@ def advance(launch: Launch, updates: int, start: int = 0) -> Launch:
         launch.update(step)
         launch.refresh(step)
     return launch
+
+
+def sum_of_losses(losses: Tensor | Sequence[Tensor | float]) -> Tensor:
+    """What an optimiser minimises when its `step` is given one loss or several."""
+    given = [losses] if isinstance(losses, Tensor) else losses
+    return sum((term for term in given[1:] if isinstance(term, Tensor)), start=given[0])

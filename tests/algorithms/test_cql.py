@@ -1,6 +1,7 @@
 """CQL: whole updates against a plain reference, and the details people get wrong one by one."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from c4rl.core.buffer import Batch
 from c4rl.data.dataset import Dataset
 from c4rl.training.launch import Launch
 from tests.algorithms.plain_cql import ACTIONS, MEMBERS, PlainCQL, layers_of
-from tests.helpers import make_launch, small_config, small_dataset
+from tests.helpers import make_launch, small_config, small_dataset, sum_of_losses
 
 ROWS = 6
 
@@ -266,9 +267,9 @@ def test_the_critic_loss_reaches_the_critic_alone(form: str, monkeypatch: pytest
     others = [p for name, network in algorithm.networks.items() if name != "critic" for p in network.parameters()]
     seen = []
 
-    def step(losses: Tensor) -> None:
+    def step(losses: Sequence[Tensor | float]) -> None:
         trained = [p for p in others if p.requires_grad]
-        seen.append(torch.autograd.grad(losses.sum(), trained, allow_unused=True, retain_graph=True))
+        seen.append(torch.autograd.grad(sum_of_losses(losses).sum(), trained, allow_unused=True, retain_graph=True))
         assert len(trained) > len(list(algorithm.actor.parameters()))
 
     monkeypatch.setattr(algorithm.optimizers["critic"], "step", step)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from c4rl.core.buffer import Batch
 from c4rl.jobs.registry import ALGORITHMS
-from tests.helpers import make_launch, small_config
+from tests.helpers import make_launch, small_config, sum_of_losses
 
 # network -> what its loss is in terms of the metrics, where that is not NETWORK_loss
 LOSSES: dict[tuple[str, str], Any] = {
@@ -28,8 +28,9 @@ def test_what_is_logged_is_what_was_minimised(algorithm: str) -> None:
     logged: dict[str, Tensor] = {}
     for name, optimizer in launch.algorithm.optimizers.items():
 
-        def noted(losses: Tensor, *rest: Any, name: str = name, step: Any = optimizer.step) -> None:
-            minimised[name] = losses.detach().flatten(1).sum(1) if losses.dim() > 1 else losses.detach()
+        def noted(losses: Any, *rest: Any, name: str = name, step: Any = optimizer.step) -> None:
+            total = sum_of_losses(losses).detach()
+            minimised[name] = total.flatten(1).sum(1) if total.dim() > 1 else total
             step(losses, *rest)
 
         optimizer.step = noted  # type: ignore[method-assign]

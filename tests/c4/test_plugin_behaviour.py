@@ -17,7 +17,7 @@ from c4rl.data.dataset import Dataset
 from c4rl.jobs.registry import ALGORITHMS
 from c4rl.plugins.c4.plugin import C4, C4Config
 from c4rl.training.launch import Launch
-from tests.helpers import advance, make_launch, small_config, small_dataset
+from tests.helpers import advance, make_launch, small_config, small_dataset, sum_of_losses
 
 # those whose first update already has plug-ins; the others' later stages run the same code (see the contract test)
 WITH_CRITIC = [
@@ -68,7 +68,7 @@ def critic_loss_of(launch: Launch, step: int = 1) -> Tensor:
     seen: list[Tensor] = []
     launch.algorithm.optimizers["critic"].step = seen.append  # type: ignore[assignment]
     launch.update(step)
-    return seen[0].sum()
+    return sum_of_losses(seen[0]).sum()
 
 
 # -- which rows form the batch

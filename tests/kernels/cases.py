@@ -13,12 +13,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from c4rl.algorithms.losses import clipped_target, mean_squared_error, relative_mean
+from c4rl.algorithms.losses import (
+    clipped_target,
+    mean_squared_error,
+    relative_mean,
+    soft_actor_loss,
+    soft_maximum_gap,
+)
 from c4rl.core import ops
 from c4rl.core.buffer import Batch
 from c4rl.core.networks import Critic, Stack, StackedMLP
 from c4rl.core.ops.metrics import add_metrics
 from c4rl.core.ops.mlp import jacobian_vector_product, proven, stacked_mlp
+from c4rl.core.ops.tanh_gaussian import uniform_and_sampled
 from c4rl.core.optimizers import FlatAdam
 from c4rl.core.policies import TanhGaussian, dropout_masks
 from c4rl.core.random import Streams
@@ -93,6 +100,8 @@ def test_losses(way: Way, rows: int, per_run: bool) -> None:
             mean_squared_error(a, rows_[..., 3:8]),
             mean_squared_error(v, y),
             relative_mean(v, given),
+            soft_actor_loss(torch.tensor([0.1, 2.0, 0.5], device=way.device).to(dtype), v, q[..., 1]),
+            soft_maximum_gap(q[..., 1:], rows_[..., 9:12], q[..., 0]),
         )
         total = sum(
             (loss * torch.arange(1, loss.numel() + 1, device=way.device).view_as(loss)).sum() for loss in losses
@@ -108,6 +117,22 @@ def test_a_target_of_no_number_is_none(way: Way) -> None:
     rewards = torch.ones(1, 2, device=way.device)
     batch = Batch(*[rewards] * 5, rewards=rewards, continues=rewards, next_valid=rewards)
     way.equal(clipped_target(batch, 0.9, q).isnan(), torch.ones(1, 2, dtype=torch.bool, device=way.device))
+
+
+@needs("losses")
+def test_equal_values_share_the_actors_gradient_and_large_ones_have_a_soft_maximum(way: Way) -> None:
+    q = torch.tensor([[[1.0, 3.0, 2.0], [1.0, 2.0, 5.0]]], device=way.device).requires_grad_()
+    far = torch.tensor([[[[1e4, 1e4 + 1], [-1e4, -1e4]]]], device=way.device).requires_grad_()
+    alpha, zero = torch.ones(1, device=way.device), torch.zeros(1, 3, device=way.device)
+
+    def numbers() -> tuple[Tensor, ...]:
+        loss = soft_actor_loss(alpha, zero, q)
+        gap = soft_maximum_gap(far, torch.zeros(1, 2, 2, device=way.device), torch.zeros(1, 1, 2, device=way.device))
+        return loss.detach(), gap.detach(), *torch.autograd.grad(loss.sum() + gap.sum(), [q, far])
+
+    fused, plain = fused_and_plain(numbers)
+    way.within(1e-6, fused, plain)
+    way.close(fused[2][0, :, 0], torch.full((2,), -1 / 6, device=way.device), rtol=1e-6, atol=0)
 
 
 # -- random numbers
@@ -211,6 +236,16 @@ def test_actions_of_a_tanh_gaussian(way: Way, shape: tuple[int, ...], clamped: b
     fused, plain = fused_and_plain(numbers)
     way.close(fused[:2], plain[:2], rtol=1e-5, atol=1e-5)
     way.within(1e-5, fused, plain)
+
+
+@needs("tanh_gaussian")
+def test_actions_of_three_kinds(way: Way) -> None:
+    """Uniform ones and those of two policies, each of them half of a network's output."""
+    raw, uniform = way.normal(2, 2, 20, 6), way.normal(2, 20, 4, 3, seed=1).sigmoid()
+    noise = way.normal(2, 2, 20, 4, 3, seed=2)
+    policies = [TanhGaussian(*own.split(3, -1)) for own in raw]
+    fused, plain = fused_and_plain(lambda: uniform_and_sampled(uniform, policies[0], noise[0], policies[1], noise[1]))
+    way.close(fused, plain, rtol=1e-5, atol=1e-5)
 
 
 @needs("covariance")
@@ -340,6 +375,14 @@ def test_what_is_added_to_a_linear_map_and_left_out_of_it(way: Way, group: int) 
 
 
 @needs("linear")
+def test_what_is_added_to_the_first_row_of_a_group(way: Way) -> None:
+    x, weight, add = way.normal(2, 2, 36, 20), way.normal(2, 2, 20, 40, seed=1), way.normal(2, 2, 12, 40, seed=2)
+    exact = x.double() @ weight.double()
+    exact[:, :, ::3] += add
+    way.within(1e-6, (way.kernels("linear").linear(x, weight, add=add, group=3, add_to_first=True),), (exact,))
+
+
+@needs("linear")
 @pytest.mark.parametrize("rows", [37, 600, 1030])
 def test_weight_gradients_of_linear_maps(way: Way, rows: int) -> None:
     """Of rows taken all at once, in two pieces, and so many that PyTorch takes them; into rows of a larger tensor."""
@@ -418,6 +461,26 @@ def test_a_critic_and_its_gradients(way: Way, sizes: tuple[int, int, int], layer
     fused = errors(critic_numbers(way, *sizes, torch.float32, True, layer_norm), exact)
     plain = errors(critic_numbers(way, *sizes, torch.float32, False, layer_norm), exact)
     assert not way.computes or max(fused) < 3 * max(plain) + 1e-6, (fused, plain)
+
+
+@needs("mlp")
+@pytest.mark.parametrize(("layer_norm", "mode"), [(False, "fp32"), (True, "fp32"), (False, "bf16x3")])
+@pytest.mark.usefixtures("all_large")
+def test_logged_and_drawn_actions_in_one_pass(way: Way, layer_norm: bool, mode: str) -> None:
+    """Features are those at logged actions, alone in their loss or together with Q."""
+    runs, rows, count = way.sized((2, 128, 30), (2, 8, 2))
+    critic = Critic(Stack(tuple(range(runs)), 5, 3, way.device), "critic", (72, 80, 72), layer_norm=layer_norm)
+    states, logged = way.normal(runs, rows, 5), way.normal(runs, rows, 3, seed=1)
+    drawn = way.normal(runs, rows, count, 3, seed=2)
+
+    def numbers() -> tuple[Tensor, ...]:
+        output, q_drawn = critic.at_logged_and_more(states, logged, drawn)
+        of_features = torch.autograd.grad(output.features.square().mean(), critic.mlp.weights[0], retain_graph=True)
+        loss = output.q.square().mean() + output.features.square().mean() + q_drawn.square().mean()
+        of_all = torch.autograd.grad(loss, list(critic.parameters()))
+        return output.q.detach(), output.features.detach(), q_drawn.detach(), *of_features, *of_all
+
+    way.within(1e-4 if mode == "fp32" else 1e-3, *fused_and_plain(numbers, mode))
 
 
 @needs("mlp")

@@ -232,7 +232,7 @@ class Algorithm(ABC):
 
     def critic_step(self, batch: Batch, output: CriticOutput, backup: Tensor, td_loss: Tensor) -> Metrics:
         """One step of the critics on their TD loss [R, M] and what plug-ins add. Returns metrics to log."""
-        self.optimizers["critic"].step(td_loss + self.critic_penalty(batch, output, backup, td_loss))
+        self.optimizers["critic"].step((td_loss, self.critic_penalty(batch, output, backup, td_loss)))
         return {"critic_loss": td_loss.sum(1), "q": output.q.mean((1, 2))}
 
     def trained_policy(self, observations: Tensor) -> Any:

@@ -50,5 +50,5 @@ class BC(Algorithm):
         else:
             loss = -policy.log_prob(actor_batch.actions).mean(1)
             term = self.actor_term(actor_batch, *self.drawn_actions(policy, actor_batch), policy)
-        self.optimizers["actor"].step(loss + term, self.actor_lr_factor)
+        self.optimizers["actor"].step((loss, term), self.actor_lr_factor)
         return {"actor_loss": loss}

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from c4rl.algorithms.algorithm import Algorithm, CriticConfig, Metrics
-from c4rl.algorithms.losses import mean_squared_error, td_target
+from c4rl.algorithms.losses import clipped_target, mean_squared_error, soft_actor_loss, soft_maximum_gap
 from c4rl.core.buffer import Batch
 from c4rl.core.errors import InputError
 from c4rl.core.networks import Critic, Stack, per_row
+from c4rl.core.ops.tanh_gaussian import uniform_and_sampled
 from c4rl.core.options import PerRun, option
 from c4rl.core.policies import GaussianPolicy, TanhGaussian
 from c4rl.core.random import Streams
@@ -106,10 +107,10 @@ class CQL(Algorithm):
         policy: TanhGaussian = self.trained_policy(actor_batch.observations)
         actions, log_prob = policy.sample(self.streams.normal("actor_action", *actor_batch.actions.shape[1:]))
         if self.clones(step):
-            value = policy.log_prob(actor_batch.actions)
+            value = policy.log_prob(actor_batch.actions).unsqueeze(1)
         else:
-            value = self.critic(actor_batch.observations, actions, frozen=True).q.amin(1)
-        actor_loss = (alpha.unsqueeze(1) * log_prob - value).mean(1)
+            value = self.critic(actor_batch.observations, actions, frozen=True).q
+        actor_loss = soft_actor_loss(alpha, log_prob, value)
         term = self.actor_term(actor_batch, actions, log_prob, policy)
 
         # critics: TD + conservative term, from the policy as it is before this update's actor step
@@ -125,11 +126,11 @@ class CQL(Algorithm):
         conservative, dual_loss = self._conservative_losses(gap)
         penalty = self.critic_penalty(batch, output, next_actions, td_loss)
 
-        self.optimizers["actor"].step(actor_loss + term, self.actor_lr_factor)
-        self.optimizers["critic"].step(td_loss + conservative + penalty)
+        self.optimizers["actor"].step((actor_loss, term), self.actor_lr_factor)
+        self.optimizers["critic"].step((td_loss, conservative, penalty))
         if self.config.entropy == "automatic":
-            shortfall = (log_prob.detach() - actions.shape[-1]).mean(1)  # log π + H̄ with H̄ = -|A|
-            self.optimizers["temperature"].step(-self.temperature.log * shortfall)
+            excess = (actions.shape[-1] - log_prob.detach()).mean(1)  # -log π - H̄ with H̄ = -|A|
+            self.optimizers["temperature"].step(self.temperature.log * excess)
         if self.config.lagrange != "none":
             self.optimizers["multiplier"].step(dual_loss)
         self.move_targets()
@@ -144,34 +145,34 @@ class CQL(Algorithm):
         rows, width = batch.actions.shape[1:]
         if config.max_q_backup == "none":
             actions, log_prob = next_policy.sample(self.streams.normal("backup_action", rows, width))
-            next_q = self.target_critic(batch.next_observations, actions).q.amin(1)
+            next_q = self.target_critic(batch.next_observations, actions).q  # [R, M, B]
         else:
             noise = self.streams.normal("backup_action", rows, config.cql_actions, width)
             many, many_log_prob = next_policy.sample(noise)
             q = self.target_critic(batch.next_observations, many).q  # [R, M, B, N]
             smaller, best = q.amin(1).max(-1)
-            next_q = smaller if config.max_q_backup == "max_min" else q.amax(-1).amin(1)
+            next_q = smaller.unsqueeze(1) if config.max_q_backup == "max_min" else q.amax(-1)
             actions = many.gather(2, best[..., None, None].expand(-1, -1, 1, width)).squeeze(2)
             log_prob = many_log_prob.gather(2, best.unsqueeze(2)).squeeze(2)
         if config.backup_entropy:
-            next_q = next_q - alpha.unsqueeze(1) * log_prob
-        return actions, td_target(batch, config.discount, next_q)
+            next_q = next_q - (alpha.unsqueeze(1) * log_prob).unsqueeze(1)
+        return actions, clipped_target(batch, config.discount, next_q)
 
     @torch.no_grad()
     def _drawn_actions(self, batch: Batch, policy: TanhGaussian, next_policy: TanhGaussian) -> tuple[Tensor, Tensor]:
         """N actions each of the uniform, π(s) and π(s') distributions [R, B, 3N, a], and their log-densities."""
         count, (rows, width) = self.config.cql_actions, batch.actions.shape[1:]
-        uniform = self.streams.uniform("cql_uniform", rows, count, width) * 2 - 1
-        at_s, log_prob = policy.sample(self.streams.normal("cql_action", rows, count, width))
-        # actions of π(·|s'), evaluated at s
-        from_next, next_log_prob = next_policy.sample(self.streams.normal("cql_next_action", rows, count, width))
-        log_uniform = torch.full_like(log_prob, -width * math.log(2))
-        log_density = torch.cat([log_uniform, log_prob, next_log_prob], dim=2)
-        return torch.cat([uniform, at_s, from_next], dim=2), log_density
+        uniform = self.streams.uniform("cql_uniform", rows, count, width)
+        noise = self.streams.normal("cql_action", rows, count, width)
+        next_noise = self.streams.normal("cql_next_action", rows, count, width)  # of actions that are evaluated at s
+        return uniform_and_sampled(uniform, policy, noise, next_policy, next_noise)
 
     def _gap(self, q: Tensor, log_density: Tensor, q_data: Tensor) -> Tensor:
         """Per critic: soft maximum of Q(s, ·) minus Q(s, a), averaged over states, [R, M]. q: [R, M, B, 3N]."""
         config, count = self.config, self.config.cql_actions
+        unclipped = math.isinf(config.gap_minimum) and math.isinf(config.gap_maximum)
+        if config.importance_sampling and config.lse_group == 30 and config.cql_temperature == 1 and unclipped:
+            return soft_maximum_gap(q, log_density, q_data)
         if config.importance_sampling:
             q = q - log_density.unsqueeze(1)
         if config.lse_group == 3:
@@ -182,9 +183,7 @@ class CQL(Algorithm):
         soft_maximum = _soft_maximum(q, config.cql_temperature)
         soft_maximum = soft_maximum.mean(3) if config.lse_group == 3 else soft_maximum  # [R, M, B]
         gap = soft_maximum - q_data
-        if math.isfinite(config.gap_minimum) or math.isfinite(config.gap_maximum):
-            gap = gap.clamp(config.gap_minimum, config.gap_maximum)
-        return gap.mean(2)
+        return (gap if unclipped else gap.clamp(config.gap_minimum, config.gap_maximum)).mean(2)
 
     def _conservative_losses(self, gap: Tensor) -> tuple[Tensor, Tensor]:
         """The critics' term [R, M] and the multiplier's loss [R]."""

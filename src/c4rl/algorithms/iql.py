@@ -59,7 +59,7 @@ class IQL(ImplicitQ):
         actions, log_prob, distribution, distance = self._policy_at(actor_batch)
         actor_loss = (weight * distance).mean(1)
         term = self.actor_term(actor_batch, actions, log_prob, distribution)
-        self.optimizers["actor"].step(actor_loss + term, self.actor_lr_factor)
+        self.optimizers["actor"].step((actor_loss, term), self.actor_lr_factor)
 
         # critics: TD on the new V
         metrics |= self.td_step(batch)

@@ -5,9 +5,17 @@ from torch import Tensor
 from c4rl.core.buffer import Batch
 from c4rl.core.networks import per_row
 from c4rl.core.ops import losses
-from c4rl.core.ops.losses import mean_squared_error, relative_mean, squared_error
+from c4rl.core.ops.losses import mean_squared_error, relative_mean, soft_actor_loss, soft_maximum_gap, squared_error
 
-__all__ = ["clipped_target", "mean_squared_error", "relative_mean", "squared_error", "td_target"]
+__all__ = [
+    "clipped_target",
+    "mean_squared_error",
+    "relative_mean",
+    "soft_actor_loss",
+    "soft_maximum_gap",
+    "squared_error",
+    "td_target",
+]
 
 
 def td_target(batch: Batch, discount: float | Tensor, next_value: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from c4rl.algorithms.algorithm import Algorithm, CriticConfig, Metrics
 from c4rl.algorithms.cql import LogScalar
-from c4rl.algorithms.losses import mean_squared_error, td_target
+from c4rl.algorithms.losses import clipped_target, mean_squared_error, soft_actor_loss
 from c4rl.core.buffer import Batch
 from c4rl.core.networks import Critic, Stack
 from c4rl.core.options import PerRun, option
@@ -39,11 +39,10 @@ class SAC(Algorithm):
 
     def update(self, batch: Batch, step: int, actor_batch: Batch) -> Metrics:
         # actor: α log π(ã|s) - min Q(s, ã)
-        alpha = self.temperature.log.detach().exp().unsqueeze(1)
+        alpha = self.temperature.log.detach().exp()
         policy = self.actor(actor_batch.observations)
         actions, log_prob = policy.sample(self.streams.normal("actor_action", *actor_batch.actions.shape[1:]))
-        value = self.critic(actor_batch.observations, actions, frozen=True).q.amin(1)
-        actor_loss = (alpha * log_prob - value).mean(1)
+        actor_loss = soft_actor_loss(alpha, log_prob, self.critic(actor_batch.observations, actions, frozen=True).q)
         term = self.actor_term(actor_batch, actions, log_prob, policy)
 
         # critics: towards the smaller target value, less the price of the next action's certainty
@@ -51,17 +50,17 @@ class SAC(Algorithm):
         output = self.critic(batch.observations, batch.actions)
         td_loss = mean_squared_error(output.q, y.unsqueeze(1), keep=2)  # [R, M]
 
-        self.optimizers["actor"].step(actor_loss + term, self.actor_lr_factor)
+        self.optimizers["actor"].step((actor_loss, term), self.actor_lr_factor)
         metrics = self.critic_step(batch, output, backup, td_loss)
-        shortfall = (log_prob.detach() - actions.shape[-1]).mean(1)  # log π + H̄ with H̄ = -|A|
-        self.optimizers["temperature"].step(-self.temperature.log * shortfall)
+        excess = (actions.shape[-1] - log_prob.detach()).mean(1)  # -log π - H̄ with H̄ = -|A|
+        self.optimizers["temperature"].step(self.temperature.log * excess)
         self.move_targets()
-        return metrics | {"actor_loss": actor_loss, "entropy": -log_prob.mean(1), "entropy_weight": alpha.squeeze(1)}
+        return metrics | {"actor_loss": actor_loss, "entropy": -log_prob.mean(1), "entropy_weight": alpha}
 
     @torch.no_grad()
     def _target(self, batch: Batch, alpha: Tensor) -> tuple[Tensor, Tensor]:
         """Actions at s' [R, B, a], and y = r + γ(min Q̄(s', ã') - α log π(ã'|s')) [R, B]."""
         following: TanhGaussian = self.actor(batch.next_observations)
         actions, log_prob = following.sample(self.streams.normal("backup_action", *batch.actions.shape[1:]))
-        next_q = self.target_critic(batch.next_observations, actions).q.amin(1)
-        return actions, td_target(batch, self.config.discount, next_q - alpha * log_prob)
+        next_q = self.target_critic(batch.next_observations, actions).q - (alpha.unsqueeze(1) * log_prob).unsqueeze(1)
+        return actions, clipped_target(batch, self.config.discount, next_q)

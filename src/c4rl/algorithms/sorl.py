@@ -86,7 +86,7 @@ class SORL(ImplicitQ):
         policies: StyleDistributions = self.style_policies(actor_batch.observations)
         actor_loss = -(posteriors * weights.unsqueeze(2) * policies.log_prob(actor_batch.actions)).sum(2).mean(1)
         actions = (posteriors.unsqueeze(3) * policies.mean).sum(2)  # what the row's own styles would do
-        self.optimizers["actor"].step(actor_loss + self.actor_term(actor_batch, actions), self.actor_lr_factor)
+        self.optimizers["actor"].step((actor_loss, self.actor_term(actor_batch, actions)), self.actor_lr_factor)
 
         # Q: one-step backup of V
         metrics |= self.td_step(batch)

@@ -84,6 +84,6 @@ class TD3(Algorithm):
 
     def actor_step(self, batch: Batch, actions: Tensor, loss: Tensor) -> None:
         """One step on the actor's loss [R] and what plug-ins add; then both targets move."""
-        self.optimizers["actor"].step(loss + self.actor_term(batch, actions), self.actor_lr_factor)
+        self.optimizers["actor"].step((loss, self.actor_term(batch, actions)), self.actor_lr_factor)
         self.move_targets()
         self.remember(actor_loss=loss)

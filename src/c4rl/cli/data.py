@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from c4rl.cli.parsing import Arguments, parse_as
+from c4rl.core.action_bounds import ActionBounds
 from c4rl.core.declarations import Options, option
 from c4rl.core.errors import InputError
 from c4rl.core.subset_kinds import SubsetKind
@@ -71,17 +72,11 @@ def record(arguments: Arguments) -> int:
 
 
 @dataclass(frozen=True)
-class InfoFlags(Options):
+class InfoFlags(ActionBounds):
     dataset: tyro.conf.Positional[str]
     """An npz file, D4RL hdf5, a d3rlpy dump, or a local Minari dataset."""
     task: str = "none"
     """A name from `c4rl tasks`, for normalised returns and a check of the dimensions."""
-    action_low: tuple[float, ...] | None = option(None, at_least=-1e9, at_most=1e9)
-    """Lower action bounds."""
-    action_high: tuple[float, ...] | None = option(None, at_least=-1e9, at_most=1e9)
-    """Upper action bounds."""
-    clip_actions: bool = False
-    """Clip logged actions to the bounds instead of refusing them."""
     json: bool = False
     """Print JSON."""
 
@@ -95,7 +90,7 @@ def info(arguments: Arguments) -> int:
     from c4rl.environments.tasks import get_task
 
     task = get_task(flags.task)
-    found = load_for_task(flags.dataset, task, flags.action_low, flags.action_high, flags.clip_actions)
+    found = load_for_task(flags.dataset, task, flags)
     description = describe(found, task)
     if flags.json:
         print(json.dumps(description, indent=2))
@@ -105,7 +100,7 @@ def info(arguments: Arguments) -> int:
 
 
 @dataclass(frozen=True)
-class ConvertFlags(Options):
+class ConvertFlags(ActionBounds):
     files: tyro.conf.Positional[tuple[str, ...]]
     """IN OUT: a dataset as for `c4rl data info`, and a new file or, for Minari, a new folder or minari:ID."""
     format: Literal["auto", "npz", "hdf5", "minari", "d3rlpy"] = "auto"
@@ -119,12 +114,6 @@ class ConvertFlags(Options):
     """How --size rows are chosen, as in `c4rl train`."""
     subset_seed: int = option(0, at_least=0, at_most=2**63 - 1)
     """Seed of that choice."""
-    action_low: tuple[float, ...] | None = option(None, at_least=-1e9, at_most=1e9)
-    """Lower action bounds."""
-    action_high: tuple[float, ...] | None = option(None, at_least=-1e9, at_most=1e9)
-    """Upper action bounds."""
-    clip_actions: bool = False
-    """Clip logged actions to the bounds instead of refusing them."""
 
     def check(self) -> None:
         if len(self.files) != 2:
@@ -142,7 +131,7 @@ def convert(arguments: Arguments) -> int:
 
     source, output = flags.files
     task = get_task(flags.task)
-    found = load_for_task(source, task, flags.action_low, flags.action_high, flags.clip_actions)
+    found = load_for_task(source, task, flags)
     if flags.size is not None:
         found = SUBSETS[flags.subset](found, flags.size, flags.subset_seed)
     if task.name != "none":

@@ -8,11 +8,12 @@ import tyro
 from rich.console import Console
 
 from c4rl.cli.parsing import Arguments, parse_as
-from c4rl.core.declarations import Options, option
+from c4rl.core.action_bounds import ActionBounds
+from c4rl.core.declarations import option
 
 
 @dataclass(frozen=True)
-class Flags(Options):
+class Flags(ActionBounds):
     dataset: tyro.conf.Positional[str]
     """An npz file, D4RL hdf5, a d3rlpy dump, or a local Minari dataset."""
     task: str = "none"
@@ -23,12 +24,6 @@ class Flags(Options):
     """Train small networks to see when cloning overfits and what the critic's gradients look like."""
     seconds: float = option(110.0, above=0, at_most=86_400)
     """The most that the probe takes."""
-    action_low: tuple[float, ...] | None = option(None, at_least=-1e9, at_most=1e9)
-    """Lower action bounds."""
-    action_high: tuple[float, ...] | None = option(None, at_least=-1e9, at_most=1e9)
-    """Upper action bounds."""
-    clip_actions: bool = False
-    """Clip logged actions to the bounds instead of refusing them."""
     json: bool = False
     """Print JSON."""
 
@@ -45,7 +40,7 @@ def doctor(arguments: Arguments) -> int:
     task = get_task(flags.task)
     if flags.html is not None:
         check_new_file("html", flags.html)
-    dataset = load_for_task(flags.dataset, task, flags.action_low, flags.action_high, flags.clip_actions)
+    dataset = load_for_task(flags.dataset, task, flags)
     found = examine(dataset, task, flags.probe, flags.seconds)
     if flags.html is not None:
         write_page(found, flags.html)

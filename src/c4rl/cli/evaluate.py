@@ -53,13 +53,7 @@ def evaluate(arguments: Arguments) -> int:
         raise InputError(f"--task: found {flags.task}, expected none: {flags.folder} is no policy's file")
     else:
         result = score_folder(
-            flags.folder,
-            flags.episodes,
-            flags.checkpoint,
-            flags.seed,
-            flags.run,
-            flags.allow_import,
-            flags.ensemble,
+            flags.folder, flags.episodes, flags.checkpoint, flags.seed, flags.run, flags.allow_import, flags.ensemble
         )
     tasks = result["task"] if isinstance(result["task"], str) else " and ".join(result["task"])
     which = flags.folder.name if flags.folder.is_file() else f"{result['checkpoint']} checkpoint"

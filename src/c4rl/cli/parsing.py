@@ -39,8 +39,9 @@ def free_folder(name: str) -> Path:
 
 
 def flags_of(kind: type, panel: str = "") -> "list[Flag]":
-    """panel: the part of the help that they stand in."""
-    return [Flag(field, help_texts(kind).get(field.name, ""), panel) for field in dataclasses.fields(kind)]
+    """In the order of the class's arguments. panel: the part of the help that they stand in."""
+    fields = sorted(dataclasses.fields(kind), key=lambda field: bool(field.kw_only))
+    return [Flag(field, help_texts(kind).get(field.name, ""), panel) for field in fields]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-Array = np.ndarray
+from c4rl.core.array import Array
 
 LOG_STD_BOUNDS = -20.0, 2.0
 

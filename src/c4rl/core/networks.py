@@ -166,11 +166,11 @@ class Critic(nn.Module):
         """At (s, a) for actions [R, B, a], and q [R, M, B, N] of others [R, B, N, a]."""
         if not one_pass_pays(others):  # on a CPU it was 1.1x slower
             return self(observations, actions), self(observations, others).q
-        output = self(observations, torch.cat([actions.unsqueeze(2), others], dim=2))
-        rows, count = others.shape[1:3]
-        hidden = tuple(h.unflatten(1, (rows, -1))[:, :, 0] for h in output.hidden)
-        q, q_others = output.q.split([1, count], dim=3)
-        return CriticOutput(q.squeeze(3), output.features[..., 0, :], hidden), q_others
+        together = torch.cat([actions.unsqueeze(2), others], dim=2)  # hidden layers are of use at logged actions only
+        count = together.shape[2]
+        output, hidden = stacked_mlp(observations, together.flatten(1, 2), self.mlp.layers(), every=count)
+        q, q_others = output.view(*output.shape[:2], -1, count).split([1, count - 1], dim=3)
+        return CriticOutput(q.squeeze(3), hidden[-1], tuple(h.flatten(0, 1) for h in hidden)), q_others
 
     def _output(
         self, x: Tensor, actions: Tensor | None, members: slice, frozen: bool, rows: tuple[int, ...]

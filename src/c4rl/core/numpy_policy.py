@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-Array = np.ndarray
+from c4rl.core.array import Array
 
 SQUASHES = ("tanh", "clip")
 LAYER_NORM_EPSILON = 1e-5

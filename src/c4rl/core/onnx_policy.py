@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from c4rl.core.numpy_policy import LAYER_NORM_EPSILON, Array, NumpyPolicy
+from c4rl.core.array import Array
+from c4rl.core.numpy_policy import LAYER_NORM_EPSILON, NumpyPolicy
 
 OPSET, IR_VERSION = 17, 8  # old enough for runtimes of 2022
 

@@ -1,6 +1,7 @@
 """Adam and Polyak averaging over flat storage: one tensor holds a whole stack of networks."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +34,7 @@ def _per_parameter(values: Tensor, parameters: list[nn.Parameter]) -> Tensor:
 
 
 class FlatAdam:
-    """Adam on one module of a stack. `step(losses)` minimises the sum of losses [R] or [R, M].
+    """Adam on one module of a stack. `step(losses)` minimises the sum of losses [R] or [R, M], one or several.
 
     lr: one step size, or one per run [R]. clip_norm: each run's gradient is clipped to this norm. decay: of the
     weights, apart from the gradient (AdamW), one for all or one per run [R].
@@ -55,9 +56,11 @@ class FlatAdam:
             self._flat_lr = _per_parameter(lr, self.parameters)
         self._decay = _per_parameter(decay, self.parameters) if isinstance(decay, Tensor) else decay
 
-    def step(self, losses: Tensor, factor: Tensor | float = 1.0) -> None:
+    def step(self, losses: Tensor | Sequence[Tensor | float], factor: Tensor | float = 1.0) -> None:
         """factor: scales the step size, for schedules; a scalar tensor (a captured graph would freeze a number)."""
-        gradients = torch.autograd.grad(losses, self.parameters, self._one.expand_as(losses))
+        given = [losses] if isinstance(losses, Tensor) else losses
+        terms = [term for term in given if isinstance(term, Tensor)]  # not added up first: that takes kernels
+        gradients = torch.autograd.grad(terms, self.parameters, [self._one.expand_as(term) for term in terms])
         gradient = joined(gradients, self.gradient, self._gradient_views)
         if self.clip_norm is not None:
             self._clip(gradient, self.clip_norm)

@@ -52,13 +52,7 @@ class DeterministicPolicy(nn.Module):
     """μ(s) = tanh(f(s))."""
 
     def __init__(
-        self,
-        stack: Stack,
-        name: str,
-        hidden: Sequence[int],
-        *,
-        layer_norm: bool = False,
-        initialization: str = "torch",
+        self, stack: Stack, name: str, hidden: Sequence[int], *, layer_norm: bool = False, initialization: str = "torch"
     ) -> None:
         super().__init__()
         sizes = (stack.observation_dim, *hidden, stack.action_dim)
@@ -119,13 +113,7 @@ class TanhMeanGaussianPolicy(nn.Module):
     """N(tanh(f(s)), σ²): the mean is squashed, the distribution is not; log σ does not depend on s and starts at 0."""
 
     def __init__(
-        self,
-        stack: Stack,
-        name: str,
-        hidden: Sequence[int],
-        *,
-        layer_norm: bool = False,
-        initialization: str = "torch",
+        self, stack: Stack, name: str, hidden: Sequence[int], *, layer_norm: bool = False, initialization: str = "torch"
     ) -> None:
         super().__init__()
         sizes = (stack.observation_dim, *hidden, stack.action_dim)

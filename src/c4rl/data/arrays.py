@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.lib import format
 
+from c4rl.core.array import Array
 from c4rl.core.errors import InputError
 from c4rl.data.assembly import Log, breaks, ends_of
 from c4rl.data.checks import (
@@ -22,7 +23,6 @@ from c4rl.data.checks import (
     problem,
     reason,
 )
-from c4rl.data.dataset import Array
 from c4rl.data.metadata import from_bytes
 
 REQUIRED = ("observations", "actions", "rewards")

@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from c4rl.core.array import Array
 from c4rl.data.checks import check_finite, check_same_length, keep_actions_in_bounds, problem, row_blocks
-from c4rl.data.dataset import Array, Dataset
+from c4rl.data.dataset import Dataset
 
 
 @dataclass

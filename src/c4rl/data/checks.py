@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
+from c4rl.core.array import Array
 from c4rl.core.errors import InputError
-from c4rl.data.dataset import Array
 
 # Rounding to float32 may push an action at its bound this far outside, relative to the range: moved back silently.
 ROUNDING = 1e-6

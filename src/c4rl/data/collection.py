@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from safetensors.numpy import load, save
 
+from c4rl.core.array import Array
 from c4rl.core.behaviour_policy import BehaviourPolicy
 from c4rl.core.worker_process import Parent, WorkerDied, WorkerProcess, described
 from c4rl.data.policy_files import WORDS, gaussian_policies
 from c4rl.environments.making import make_environment
 from c4rl.environments.tasks import Task
-
-Array = np.ndarray
 
 GROUP = 8  # environments: products of fewer rows waste time, and sums round differently with another number
 

@@ -11,6 +11,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from c4rl.core.array import Array
 from c4rl.data.assembly import Log
 from c4rl.data.checks import (
     TaskLike,
@@ -22,7 +23,6 @@ from c4rl.data.checks import (
     check_width,
     problem,
 )
-from c4rl.data.dataset import Array
 from c4rl.data.hdf5 import Hdf5
 from c4rl.data.metadata import C4RL, from_bytes
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from c4rl.core.array import Array
 from c4rl.data.assembly import Log, breaks
 from c4rl.data.checks import (
     TaskLike,
@@ -31,7 +32,6 @@ from c4rl.data.checks import (
     check_width,
     problem,
 )
-from c4rl.data.dataset import Array
 from c4rl.data.hdf5 import Hdf5, Hdf5Array
 from c4rl.data.metadata import C4RL, from_bytes
 

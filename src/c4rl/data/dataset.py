@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-Array = np.ndarray
+from c4rl.core.array import Array
 
 
 @dataclass(frozen=True)

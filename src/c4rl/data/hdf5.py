@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from c4rl.core.array import Array
 from c4rl.core.errors import InputError
 from c4rl.data.checks import Allowance, problem, reason, row_blocks
-from c4rl.data.dataset import Array
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 DEFLATE, SHUFFLE, FLETCHER32 = 1, 2, 3

@@ -8,9 +8,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from c4rl.core.array import Array
 from c4rl.core.errors import printable
 from c4rl.data.checks import TaskLike, row_blocks
-from c4rl.data.dataset import Array, Dataset
+from c4rl.data.dataset import Dataset
 from c4rl.data.subsets import trajectory_returns, trajectory_slices
 
 STD_OFFSET = 1e-3  # added to the standard deviation of states, as in every D4RL baseline

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from c4rl.core.action_bounds import ActionBounds
 from c4rl.core.errors import InputError
 from c4rl.data.arrays import read_arrays
 from c4rl.data.assembly import Log, assemble
@@ -97,20 +98,12 @@ def load_dataset(
     return assemble(log, low, high, clip_actions, sha256)
 
 
-def load_for_task(
-    path: str | Path,
-    task: Task,
-    action_low: tuple[float, ...] | None = None,
-    action_high: tuple[float, ...] | None = None,
-    clip_actions: bool = False,
-) -> Dataset:
+def load_for_task(path: str | Path, task: Task, given: ActionBounds) -> Dataset:
     """`load_dataset` for every command: where no bounds are given, those of a task's Gymnasium environment hold."""
-    for flag, bound in (("--action-low", action_low), ("--action-high", action_high)):
-        if bound is not None and not np.isfinite(bound).all():
-            raise InputError(f"{flag}: found {list(bound)}, expected finite numbers")
     low, high = _environment_bounds(task) if task.domain == "gym" else (None, None)
-    low, high = low if action_low is None else action_low, high if action_high is None else action_high
-    return load_dataset(path, task=task, action_low=low, action_high=high, clip_actions=clip_actions)
+    low = low if given.action_low is None else given.action_low
+    high = high if given.action_high is None else given.action_high
+    return load_dataset(path, task=task, action_low=low, action_high=high, clip_actions=given.clip_actions)
 
 
 def _environment_bounds(task: Task) -> list[ArrayLike | None]:

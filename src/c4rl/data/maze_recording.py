@@ -10,9 +10,8 @@ position the step reaches: a TD target needs r(s, a, s').
 
 import numpy as np
 
+from c4rl.core.array import Array
 from c4rl.environments.tasks import Task
-
-Array = np.ndarray
 
 ACTION_NOISE = 0.5
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from c4rl.core.array import Array
 from c4rl.data.checks import problem
-from c4rl.data.dataset import Array
 
 C4RL = "c4rl"  # its name in HDF5 files and in Minari's metadata
 LARGEST = 10**6  # bytes

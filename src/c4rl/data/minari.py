@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from c4rl.core.array import Array
 from c4rl.core.errors import InputError
 from c4rl.data.assembly import Log
 from c4rl.data.checks import (
@@ -35,7 +36,6 @@ from c4rl.data.checks import (
     problem,
     reason,
 )
-from c4rl.data.dataset import Array
 from c4rl.data.hdf5 import EPISODE, Hdf5
 from c4rl.data.metadata import C4RL, checked
 

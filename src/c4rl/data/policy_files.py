@@ -9,12 +9,12 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from c4rl.core.array import Array
 from c4rl.core.behaviour_policy import LOG_STD_BOUNDS, BehaviourPolicy
 from c4rl.core.errors import InputError
 from c4rl.core.files import replacing
 from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.data.checks import Allowance, problem, reason
-from c4rl.data.dataset import Array
 from c4rl.environments.tasks import Task
 
 EXPORTED = "an npz file as `c4rl export` writes it"

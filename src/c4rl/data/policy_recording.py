@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from c4rl.core.array import Array
 from c4rl.core.errors import InputError
 from c4rl.core.files import replacing, write_json
 from c4rl.core.worker_process import Message, Parent, WorkerDied, WorkerProcess, described
@@ -29,8 +30,6 @@ from c4rl.environments.tasks import GOAL_ANT, Task
 
 if TYPE_CHECKING:
     import gymnasium
-
-Array = np.ndarray
 
 BLOCK = 2000  # rows: a second or two, which is what a killed recording loses
 PER_ROW = ("observations", "actions", "rewards", "next_observations")

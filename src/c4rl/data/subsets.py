@@ -14,10 +14,11 @@ from functools import partial
 
 import numpy as np
 
+from c4rl.core.array import Array
 from c4rl.core.errors import InputError
 from c4rl.core.subset_kinds import SubsetKind
 from c4rl.data.assembly import ends_of, number_trajectories
-from c4rl.data.dataset import Array, Dataset
+from c4rl.data.dataset import Dataset
 
 
 def trajectory_slices(dataset: Dataset) -> tuple[Array, Array]:

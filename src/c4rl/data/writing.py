@@ -12,13 +12,14 @@ from typing import Any
 import h5py
 import numpy as np
 
+from c4rl.core.array import Array
 from c4rl.core.errors import InputError
 from c4rl.core.extras import installed
 from c4rl.core.files import replacing
 from c4rl.data.assembly import breaks, ends_of
 from c4rl.data.checks import problem
 from c4rl.data.d3rlpy import write_columns
-from c4rl.data.dataset import Array, Dataset
+from c4rl.data.dataset import Dataset
 from c4rl.data.metadata import C4RL, as_bytes
 from c4rl.data.minari import MAIN_FILE, PREFIX, root_folder
 from c4rl.environments.tasks import TASKS, get_task

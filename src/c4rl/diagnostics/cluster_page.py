@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from c4rl.core.array import Array
 from c4rl.core.errors import InputError
-from c4rl.data.dataset import Array
 from c4rl.diagnostics.cluster_structure import Clusters, RowFacts, describe_clusters, find_clusters, row_facts
 from c4rl.diagnostics.gradients import gradient_pairs, sample_rows
 from c4rl.diagnostics.page import Page, Plot, Series

@@ -6,8 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from c4rl.core.array import Array
 from c4rl.core.random import Streams
-from c4rl.data.dataset import Array, Dataset
+from c4rl.data.dataset import Dataset
 from c4rl.data.subsets import trajectory_returns, trajectory_slices
 from c4rl.plugins.c4.cross_covariance import within_and_between
 from c4rl.plugins.c4.gaussian_mixture import fit, kmeans_start

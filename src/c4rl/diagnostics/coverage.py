@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from c4rl.data.dataset import Array, Dataset
+from c4rl.core.array import Array
+from c4rl.data.dataset import Dataset
 from c4rl.data.info import observation_statistics
 
 SAMPLE = 2000  # rows whose neighbours are searched among as many others

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from c4rl.data.dataset import Array, Dataset
+from c4rl.core.array import Array
+from c4rl.data.dataset import Dataset
 from c4rl.data.subsets import trajectory_returns, trajectory_slices, whole_trajectories
 from c4rl.environments.tasks import Task
 from c4rl.jobs.presets.best import RECIPES

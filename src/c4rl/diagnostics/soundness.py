@@ -5,7 +5,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from c4rl.data.dataset import Array, Dataset
+from c4rl.core.array import Array
+from c4rl.data.dataset import Dataset
 from c4rl.data.info import AT_BOUND, findings
 from c4rl.data.subsets import trajectory_slices
 from c4rl.environments.tasks import Task

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from c4rl.data.dataset import Array
+from c4rl.core.array import Array
 
 STEPS, EXAGGERATED_STEPS = 600, 200
 EXAGGERATION = 12.0  # of the attraction, at first: neighbours gather before clusters settle

@@ -14,10 +14,9 @@ import gymnasium
 import mujoco
 import numpy as np
 
+from c4rl.core.array import Array
 from c4rl.environments.d4rl_physics import compile_model, step
 from c4rl.environments.robotics_assets import model_file
-
-Array = np.ndarray
 
 FRAMES = 5
 

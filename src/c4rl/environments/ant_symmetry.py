@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-Array = np.ndarray
+from c4rl.core.array import Array
 
 # the legs in the order of their joints, a quarter turn apart, and the signs of their ankles' axes
 _ANKLES = np.array([1.0, -1.0, -1.0, 1.0])

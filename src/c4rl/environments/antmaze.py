@@ -12,11 +12,10 @@ import gymnasium
 import mujoco
 import numpy as np
 
+from c4rl.core.array import Array
 from c4rl.environments.d4rl_physics import compile_model, step
 from c4rl.environments.maze2d import MAZES as BALL_MAZES
 from c4rl.environments.maze2d import Maze
-
-Array = np.ndarray
 
 CELL = 4.0
 START = (1, 1)  # in every map

@@ -20,7 +20,7 @@ from xml.etree.ElementTree import Element
 import mujoco
 import numpy as np
 
-Array = np.ndarray
+from c4rl.core.array import Array
 
 _VERSION = tuple(int(part) for part in mujoco.__version__.split(".")[:2])
 _SUMS_MARGINS = _VERSION >= (3, 5)

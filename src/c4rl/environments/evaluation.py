@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from c4rl.core.array import Array
 from c4rl.core.errors import InputError
 from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.core.worker_process import Message, Parent, WorkerDied, WorkerProcess, described
@@ -27,8 +28,6 @@ from c4rl.environments.tasks import Task, missing
 
 if TYPE_CHECKING:
     import gymnasium  # of the extra "simulators"
-
-Array = np.ndarray
 
 MAX_WORKERS = 16
 WAKE_UP_SECONDS = 0.2

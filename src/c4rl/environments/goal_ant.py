@@ -9,10 +9,9 @@ import gymnasium
 import mujoco
 import numpy as np
 
+from c4rl.core.array import Array
 from c4rl.environments.antmaze import FRAMES, ant_model
 from c4rl.environments.d4rl_physics import step
-
-Array = np.ndarray
 
 PROGRESS = 10.0  # reward of a unit of length
 CONTROL_COST = 0.02

@@ -12,9 +12,8 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.registration import load_env_creator
 
+from c4rl.core.array import Array
 from c4rl.environments.d4rl_physics import D4RLPhysics, step
-
-Array = np.ndarray
 
 
 def _hopper_stands(position: Array, velocity: Array) -> bool:

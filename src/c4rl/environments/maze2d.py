@@ -15,9 +15,8 @@ import gymnasium
 import mujoco
 import numpy as np
 
+from c4rl.core.array import Array
 from c4rl.environments.d4rl_physics import compile_model
-
-Array = np.ndarray
 
 BALL_ORIGIN = 1.2
 WALL_ORIGIN = 1.0

@@ -9,12 +9,11 @@ from typing import Any, Literal
 import gymnasium
 import numpy as np
 
+from c4rl.core.array import Array
 from c4rl.core.behaviour_policy import BehaviourPolicy
 from c4rl.environments.antmaze import CELL, GOAL_RADIUS, START, AntMaze, place
 from c4rl.environments.goal_ant import body_observation
 from c4rl.environments.waypoint_controller import Cell, shortest_path
-
-Array = np.ndarray
 
 WALK_STEPS = 1000  # until an episode is cut, in every maze
 ACTION_NOISE = 0.2

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from c4rl.core.array import Array
 from c4rl.core.errors import InputError
 from c4rl.core.extras import how_to_install, installed, version_of
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-Array = np.ndarray
 
 PHYSICS = "d4rl-1"  # the simulator of D4RL's tasks; increased whenever scores may change
 

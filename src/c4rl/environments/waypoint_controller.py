@@ -4,9 +4,9 @@ from collections import deque
 
 import numpy as np
 
+from c4rl.core.array import Array
 from c4rl.environments.maze2d import Maze
 
-Array = np.ndarray
 Cell = tuple[int, int]
 
 PROPORTIONAL_GAIN = 10.0

@@ -51,11 +51,7 @@ class LossFeatures:
 
 
 def penalty_of(
-    c4: C4Anywhere,
-    critics: Sequence[tuple[nn.Module, nn.Module]],
-    loss: Tensor,
-    rows: Tensor,
-    recorded: LossFeatures,
+    c4: C4Anywhere, critics: Sequence[tuple[nn.Module, nn.Module]], loss: Tensor, rows: Tensor, recorded: LossFeatures
 ) -> Tensor:
     """The sum of the critics' penalties. critics: each with its target; loss: the sum of their losses."""
     if c4.weighted_penalty.is_zero or c4.config.mode == "exact":

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from c4rl.algorithms.algorithm import AlgorithmConfig, Stage
+from c4rl.core.action_bounds import ActionBounds
 from c4rl.core.errors import InputError
 from c4rl.core.ops import OFFERED
-from c4rl.core.options import Options, option
+from c4rl.core.options import option
 from c4rl.core.subset_kinds import SubsetKind
 from c4rl.data.subsets import CUTS_TRAJECTORIES
 from c4rl.jobs.presets.best import BEST
@@ -30,7 +31,7 @@ ONE_SETTING: dict[str, Any] = {"sweep": (), "points": (), "by_dataset": (), "onl
 
 
 @dataclass(frozen=True)
-class TrainConfig(Options):
+class TrainConfig(ActionBounds):
     """Train R runs of one algorithm: one per dataset, point of the sweep and seed."""
 
     algorithm: str = option(choices=ALGORITHMS)
@@ -80,12 +81,6 @@ class TrainConfig(Options):
     """See --reward-scale."""
     normalize_returns: bool = False
     """Scale rewards by 1000 / (best - worst return of a whole trajectory) first."""
-    action_low: tuple[float, ...] | None = option(None, at_least=-1e9, at_most=1e9)
-    """Lower action bounds: one number, or one per action. Default: the task's, the file's, or -1."""
-    action_high: tuple[float, ...] | None = option(None, at_least=-1e9, at_most=1e9)
-    """Upper action bounds."""
-    clip_actions: bool = False
-    """Clip logged actions to the bounds instead of refusing them."""
     eval_every: int = option(5000, at_least=1, at_most=MOST, incidental=True)
     """Updates between evaluations, counted through all stages."""
     eval_episodes: int = option(10, at_least=1, at_most=10**6)

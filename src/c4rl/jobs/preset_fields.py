@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from c4rl.core.action_bounds import ActionBounds
 from c4rl.core.errors import InputError
 from c4rl.data.loading import load_for_task
 from c4rl.environments.tasks import get_task
@@ -41,7 +42,7 @@ def published_fields(algorithm: str, plugins: tuple[str, ...], task: str) -> dic
 
 def best_fields(path: Path, task: str) -> dict[str, Any]:
     """The fields of TrainConfig that --preset best gives for this data, the algorithm among them."""
-    recipe = best_for(load_for_task(path, get_task(task), None, None, clip_actions=True))
+    recipe = best_for(load_for_task(path, get_task(task), ActionBounds(clip_actions=True)))
     return {
         "algorithm": recipe.algorithm,
         "preset": BEST,

@@ -13,11 +13,10 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle, Rectangle
 
+from c4rl.core.array import Array
 from c4rl.core.errors import InputError
 from c4rl.environments.maze2d import BALL_RADIUS, CELL_SHIFT, GOAL_RADIUS, MAZES, Maze
 from c4rl.environments.tasks import Task
-
-Array = np.ndarray
 
 POINTS_PER_CELL = 24
 WALL, EMPTY, PATH, GOAL, INK = "#dde1e8", "#7c8599", "#ffffff", "#f4512c", "#1b1f2a"

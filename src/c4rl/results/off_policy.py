@@ -125,7 +125,7 @@ def _data(folders: Sequence[Path], jobs: Sequence[TrainConfig], dataset: Path | 
         )
     path = dataset or first.dataset[0]
     task = get_task(first.tasks[_trained_on(dataset, first) or 0])
-    return load_for_task(path, task, first.action_low, first.action_high, first.clip_actions)
+    return load_for_task(path, task, first)
 
 
 def _trained_on(dataset: Path | None, config: TrainConfig) -> int | None:

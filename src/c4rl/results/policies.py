@@ -214,7 +214,7 @@ def _observations(found: Provenance) -> np.ndarray:
     """Those of the file that the job trained on."""
     config = found.config
     task = get_task(config.task[0])
-    data = load_for_task(config.dataset[0], task, config.action_low, config.action_high, config.clip_actions)
+    data = load_for_task(config.dataset[0], task, config)
     if data.sha256 != found.sha256:
         raise InputError(
             f"{config.dataset[0]}: its sha256 is {data.sha256[:12]}..., expected {found.sha256[:12]}... as in training"

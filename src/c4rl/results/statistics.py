@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-Array = np.ndarray
+from c4rl.core.array import Array
 
 
 class Interval(NamedTuple):

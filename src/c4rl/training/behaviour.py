@@ -23,6 +23,7 @@ from safetensors.numpy import save_file
 from torch import Tensor
 
 from c4rl.algorithms.sac import SAC, SACConfig
+from c4rl.core.array import Array
 from c4rl.core.errors import InputError
 from c4rl.core.files import read_json, replacing, write_json
 from c4rl.core.networks import Stack
@@ -40,8 +41,6 @@ from c4rl.training.behaviour_policies import mean_policies, policy_arrays
 from c4rl.training.cuda_graph import GraphedCalls
 from c4rl.training.preparation import choose_device
 from c4rl.training.replay import Replay
-
-Array = np.ndarray
 
 TURN = 4  # updates of one robot before the next one's
 WAIT_SECONDS = 2e-4  # where all wait for the device and simulators

@@ -2,10 +2,9 @@
 
 import numpy as np
 
+from c4rl.core.array import Array
 from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.core.policies import GaussianPolicy
-
-Array = np.ndarray
 
 
 def policy_arrays(actor: GaussianPolicy, low: Array, high: Array) -> dict[str, Array]:

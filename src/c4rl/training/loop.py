@@ -22,28 +22,13 @@ from c4rl.environments.tasks import simulator
 from c4rl.jobs.config import RESUMABLE, TrainConfig
 from c4rl.jobs.config_file import to_json
 from c4rl.jobs.runs import explain_launches, file_name, runs_of
-from c4rl.training.background import (
-    BackgroundWriter,
-    forget_pending,
-    save_pending,
-)
-from c4rl.training.checkpoint import (
-    Progress,
-    load_checkpoint,
-    save_checkpoint,
-)
+from c4rl.training.background import BackgroundWriter, forget_pending, save_pending
+from c4rl.training.checkpoint import Progress, load_checkpoint, save_checkpoint
 from c4rl.training.display import Display
 from c4rl.training.gradient_cosines import gradient_cosines
 from c4rl.training.launch import Launch, launches_of
 from c4rl.training.parts import is_in_parts
-from c4rl.training.preparation import (
-    ALL_THREADS,
-    Preparation,
-    choose_device,
-    free_threads,
-    in_any_folder,
-    prepare_all,
-)
+from c4rl.training.preparation import ALL_THREADS, Preparation, choose_device, free_threads, in_any_folder, prepare_all
 from c4rl.training.run_directory import RunDirectory, check_new_output, job_config
 from c4rl.training.same_job import check_same_job
 from c4rl.training.scorekeeper import Scorekeeper

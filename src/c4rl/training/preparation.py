@@ -48,7 +48,7 @@ def prepare(config: TrainConfig) -> Preparation:
     task = get_task(task_name)
     if task.name != "none" and (reason := missing(task)) is not None:
         raise InputError(f"--task {task_name}: cannot be evaluated here: {reason}")
-    full = load_for_task(path, task, config.action_low, config.action_high, config.clip_actions)
+    full = load_for_task(path, task, config)
     warnings = describe(full)["warnings"]
     train, held = full, None
     measured = task.name == "none" or config.select != "none"  # on held-out rows

@@ -1,17 +1,15 @@
 """The rows that a behaviour agent learns from: those it collected last."""
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from c4rl.core.array import Array
 from c4rl.core.buffer import Batch, TransitionBuffer, UniformSampler
 from c4rl.core.errors import InputError
 from c4rl.core.random import Streams
 from c4rl.environments.making import symmetries_of
 from c4rl.environments.tasks import Task
 from c4rl.jobs.behaviour_config import BehaviourConfig
-
-Array = np.ndarray
 
 
 class Replay:

@@ -18,17 +18,19 @@ Layers = tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor], Sequence[Te
 
 
 def stacked_mlp(
-    x: Tensor, actions: Tensor | None, layers: Layers, factors: Sequence[Tensor] = ()
+    x: Tensor, actions: Tensor | None, layers: Layers, factors: Sequence[Tensor] = (), every: int = 1
 ) -> tuple[Tensor, list[Tensor]]:
     """R x M ReLU MLPs: the output [R, M, rows (· N), out] and every hidden layer [R, M, rows (· N), width].
 
     x: [R, rows, in], or [R, rows, s] with actions [R, rows · N, a], N for each row. factors: dropout
-    factors of hidden layers, [R, M, rows (· N), width] each. Fused kernels are differentiable once, through the output
-    and the last hidden layer; they may round lower layers, but keep their signs.
+    factors of hidden layers, [R, M, rows (· N), width] each. every: hidden layers of every n-th row only. Fused kernels
+    are differentiable once, through the output and the last hidden layer; they may round lower layers, but keep their
+    signs.
     """
     if (own := _kernels(x, bool(layers[2]))) and not (factors and layers[2]):
-        return own.stacked_mlp(x, actions, layers, LAYER_NORM_EPSILON, factors, ops.bf16x3())
-    return _plain_mlp(x, actions, layers, factors)
+        return own.stacked_mlp(x, actions, layers, LAYER_NORM_EPSILON, factors, ops.bf16x3(), every)
+    output, hidden = _plain_mlp(x, actions, layers, factors)
+    return output, hidden if every == 1 else [h[:, :, ::every] for h in hidden]
 
 
 def jacobian_vector_product(x: Tensor, v: Tensor, layers: Layers) -> tuple[Tensor, Tensor]:

@@ -20,15 +20,15 @@ def _linear_kernel(
     add_batch, add_row, group,
     mask_batch, mask_row,
     y_low,
-    HAS_BIAS: tl.constexpr, HAS_ADD: tl.constexpr, HAS_MASK: tl.constexpr, MASK_SCALES: tl.constexpr,
-    RELU: tl.constexpr, HAS_SUMS: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_ADD: tl.constexpr, ADD_TO_FIRST: tl.constexpr, HAS_MASK: tl.constexpr,
+    MASK_SCALES: tl.constexpr, RELU: tl.constexpr, HAS_SUMS: tl.constexpr,
     Y_SPLIT: tl.constexpr,
     SPLIT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Y[b, i, n] = mask(relu(sum_k X[b, i, k] W[b, k, n] + bias[b, n] + ADD[b, i // group, n])), b = run, member.
 
-    SUMS[piece, b, n]: sums of Y over the rows of a tile. SPLIT: X and W are, their low numbers x_low and w_low further
-    on; Y_SPLIT: so is Y.
+    ADD_TO_FIRST: ADD is for the first row of each group alone. SUMS[piece, b, n]: sums of Y over the rows of a tile.
+    SPLIT: X and W are, their low numbers x_low and w_low further on; Y_SPLIT: so is Y.
     """
     tile, b = tl.program_id(0), tl.program_id(1).to(tl.int64)
     tiles_n = tl.cdiv(N, BN)
@@ -54,7 +54,8 @@ def _linear_kernel(
     if HAS_BIAS:
         total += tl.load(BIAS + run * bias_run + member * bias_member + n, mask=inside_n, other=0.0)[None, :]
     if HAS_ADD:
-        total += tl.load(ADD + b * add_batch + (i // group)[:, None] * add_row + n[None, :], mask=inside, other=0.0)
+        has_own = inside & (i % group == 0)[:, None] if ADD_TO_FIRST else inside
+        total += tl.load(ADD + b * add_batch + (i // group)[:, None] * add_row + n[None, :], mask=has_own, other=0.0)
     if RELU:
         total = tl.maximum(total, 0.0)
     if HAS_MASK:
@@ -194,6 +195,7 @@ def linear(
     *,
     add: Tensor | None = None,
     group: int = 1,
+    add_to_first: bool = False,
     mask: Tensor | None = None,
     factor: Tensor | None = None,
     relu: bool = False,
@@ -204,9 +206,9 @@ def linear(
     """mask · factor · relu(x W + bias + add) -> [R, M, rows, out].
 
     x: [R, rows, in] or [R, M, rows, in]. weight: [R, M, in, out]. bias: [R, M, out]. add: [R, M, rows / group, out],
-    each row of it for `group` rows. mask: [R, M, rows, out], > 0 keeps. factor: instead of a mask, like it. x, weight
-    and mask may be split. bf16x3: a large product is made so. keep_split: the result is to be split. tile_sums: is
-    given the sums over the rows of each tile, [tiles, R, M, out].
+    each row of it for `group` rows, or for the first of them alone (add_to_first). mask: [R, M, rows, out], > 0 keeps.
+    factor: instead of a mask, like it. x, weight and mask may be split. bf16x3: a large product is made so. keep_split:
+    the result is to be split. tile_sums: is given the sums over the rows of each tile, [tiles, R, M, out].
     """
     runs, members, _, columns = weight.shape[-4:]
     rows, depth = x.shape[-2:]
@@ -247,7 +249,7 @@ def linear(
         *(_batch_and_row(add) if add is not None else (0, 0)), group,
         *(_batch_and_row(mask) if mask is not None else (0, 0)),
         y.stride(0),
-        bias is not None, add is not None, mask is not None, factor is not None,
+        bias is not None, add is not None, add_to_first, mask is not None, factor is not None,
         relu, tile_sums is not None, keep_split,
         bf16x3, tile_rows, tile_columns, tile_depth, num_warps=warps, num_stages=stages,
     )  # fmt: skip

@@ -11,14 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from c4rl.core.triton.layer_norm import norm_relu, norm_relu_gradient
-from c4rl.core.triton.linear import (
-    NARROW,
-    kept_split,
-    linear,
-    splits,
-    sums_with_product,
-    weight_gradient,
-)
+from c4rl.core.triton.linear import NARROW, kept_split, linear, splits, sums_with_product, weight_gradient
 from c4rl.core.triton.split import as_one, flipped, high, is_split, split
 
 ALIGNMENT = 16
@@ -116,7 +109,8 @@ def _flip(weights: Tensor, rows: int, bf16x3: bool) -> Sequence[Tensor]:
 
 
 class _StackedMLP(torch.autograd.Function):
-    """x (and actions, N per row of x) and layers -> the output, and every hidden layer (split ones: high numbers).
+    """x (and actions, N per row of x) and layers -> the output, and every hidden layer (split ones: high numbers) at
+    every n-th row.
 
     The output and the last hidden layer may be differentiated, once.
     """
@@ -130,6 +124,7 @@ class _StackedMLP(torch.autograd.Function):
         epsilon: float,
         factors: Sequence[Tensor],
         bf16x3: bool,
+        every: int,
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
         layers, ctx.widths = Layers.of(tensors, depth), [t.shape[-1] for t in (x, actions) if t is not None]
@@ -146,8 +141,8 @@ class _StackedMLP(torch.autograd.Function):
         *hidden, output = evaluated.results
         main.wait_stream(aside)
         ctx.save_for_backward(x, actions, *tensors, *hidden, *evaluated.normalised, *evaluated.scales)
-        ctx.depth, ctx.count, ctx.factors, ctx.bf16x3 = depth, len(tensors), factors, bf16x3
-        hidden = [high(h) for h in hidden]
+        ctx.depth, ctx.count, ctx.factors, ctx.bf16x3, ctx.every = depth, len(tensors), factors, bf16x3, every
+        hidden = [_every(h, every) for h in hidden]
         ctx.mark_non_differentiable(*hidden[:-1])
         ctx.set_materialize_grads(False)
         return output, *hidden
@@ -160,7 +155,7 @@ class _StackedMLP(torch.autograd.Function):
         layers, hidden = Layers.of(saved[:count], depth), saved[count : count + depth - 1]
         norms = len(layers.gains)
         normalised, scales = saved[count + depth - 1 :][:norms], saved[count + depth - 1 + norms :]
-        needs, trains = ctx.needs_input_grad, ctx.needs_input_grad[6]
+        needs, trains, every = ctx.needs_input_grad, ctx.needs_input_grad[7], ctx.every
         rows = (x if actions is None else actions).shape[-2]
         main, aside = torch.cuda.current_stream(), _side_stream(x.device.index)
         held: list[Tensor | None] = []  # the side stream reads them: the main one must not reuse their memory
@@ -203,6 +198,10 @@ class _StackedMLP(torch.autograd.Function):
         features = hidden_gradients[depth - 2] if depth > 1 else None
         if output is None:  # the features alone were used
             assert features is not None
+            if every > 1:
+                at_all = torch.zeros_like(hidden[-1])
+                at_all[:, :, ::every] = features
+                features = at_all
             dy = features.contiguous() if norms else torch.where(hidden[-1] > 0, features, 0)
             dy = dy * factors[-1] if factors else dy
             dz, top = through(depth - 2, dy), depth - 2
@@ -214,6 +213,7 @@ class _StackedMLP(torch.autograd.Function):
             add = features.contiguous() if features is not None and layer == depth - 1 else None
             weight, (mask, factor) = ctx.flipped[layer - 1], slope(layer - 1)
             form: dict[str, Any] = {"add": add, "mask": mask, "factor": factor, "bf16x3": bf16x3}
+            form |= {"group": every, "add_to_first": True} if add is not None and every > 1 else {}
             form["keep_split"] = layer > 1 and is_split(hidden[layer - 2])  # which dz will be multiplied with
             source = hidden[layer - 2] if layer > 1 else x
             if trains and not norms and not sums_with_product(source, layers.biases[layer - 1].shape, rows, bf16x3):
@@ -239,7 +239,7 @@ class _StackedMLP(torch.autograd.Function):
             main.wait_stream(aside)
         untouched = [depth - 1, 2 * depth - 1] if output is None else []  # of the output's layer
         found = [None if index in untouched else own for index, own in enumerate(gradients)] or [None] * count
-        return dx, dactions, None, None, None, None, *found
+        return dx, dactions, None, None, None, None, None, *found
 
 
 class _Tangents(torch.autograd.Function):
@@ -284,6 +284,11 @@ def tangents(v: Tensor, weights: Sequence[Tensor], hidden: Sequence[Tensor], bf1
     return _Tangents.apply(v, bf16x3, *weights, *(h.detach() for h in hidden))
 
 
+def _every(hidden: Tensor, count: int) -> Tensor:
+    """Every n-th row of a hidden layer, or its high numbers."""
+    return high(hidden) if count == 1 else high(hidden)[:, :, ::count]
+
+
 def _over_members(x: Tensor) -> Tensor:
     """Sum over members, [R, M, ...] -> [R, ...]."""
     return x.sum(1) if x.shape[1] > 1 else x.squeeze(1)
@@ -296,6 +301,7 @@ def stacked_mlp(
     epsilon: float,
     factors: Sequence[Tensor] = (),
     bf16x3: bool = False,
+    every: int = 1,
 ) -> tuple[Tensor, list[Tensor]]:
     """As in c4rl.core.ops.mlp; parameters: the fields of Layers; epsilon: LayerNorm's, which allows no factors.
 
@@ -309,9 +315,11 @@ def stacked_mlp(
     factors = [F.pad(f, (0, more)) if more else f for f, more in zip(factors, extra, strict=bool(factors))]
     inputs = (x, *layers.tensors) if actions is None else (x, actions, *layers.tensors)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
-        output, *hidden = _StackedMLP.apply(x, actions, len(layers.weights), epsilon, factors, bf16x3, *layers.tensors)
+        settings = len(layers.weights), epsilon, factors, bf16x3, every
+        output, *hidden = _StackedMLP.apply(x, actions, *settings, *layers.tensors)
     else:
-        *hidden, output = map(high, _evaluate(x, actions, layers, epsilon, factors, bf16x3).results)
+        *below, output = _evaluate(x, actions, layers, epsilon, factors, bf16x3).results
+        hidden = [_every(h, every) for h in below]
     return output, [h if h.shape[-1] == width else h[..., :width] for h, width in zip(hidden, widths, strict=True)]
 
 

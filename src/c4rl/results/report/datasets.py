@@ -33,7 +33,7 @@ def _card(page: Page, job: Job, dataset: str, task_name: str, digest: str | None
         return
     try:
         task = get_task(task_name)
-        d = describe(load_for_task(dataset, task, config.action_low, config.action_high, config.clip_actions), task)
+        d = describe(load_for_task(dataset, task, config), task)
     except (InputError, OSError):
         page.text(f"{name}: no longer readable where the job found it.")
         return

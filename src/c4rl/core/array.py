@@ -1,0 +1,5 @@
+"""The type of NumPy arrays."""
+
+import numpy as np
+
+Array = np.ndarray
