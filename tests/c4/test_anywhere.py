@@ -350,3 +350,21 @@ c4.penalty(net, net).backward()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+
+
+def test_batches_drawn_ahead_are_those_of_their_own_update() -> None:
+    x = torch.randn(300, 3, generator=torch.Generator().manual_seed(0))
+    critic, target = torch.nn.Linear(3, 1), torch.nn.Linear(3, 1)
+    options = {"config": C4AnywhereConfig(K=3, period=4, mode="exact"), "seed": 2}
+    c4, again = (C4Anywhere(critic, target, x, x.roll(-1, 0), torch.ones(300), **options) for _ in range(2))
+    for update in range(1, 13):
+        size = 16 if update < 8 else 5
+        rows = c4.rows(size)
+        expected, cluster = c4.clustering.tables.rows(c4.streams, size)  # of this step alone
+        assert torch.equal(rows, expected[0]) and torch.equal(c4.clustering.cluster, cluster)
+        if update == 6:
+            again.load_state_dict(c4.state_dict())
+        if update > 6:
+            assert torch.equal(again.rows(size), rows)
+        with torch.no_grad():
+            critic.weight.mul_(-1.5)  # the next clusters are others

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from c4rl import C4Anywhere, C4AnywhereConfig
 from c4rl.integrations.loss_features import LossFeatures, penalty_of
+from c4rl.integrations.stacked_targets import StackedTargets
 
 
 def critic(seed: int) -> nn.Sequential:
@@ -57,6 +58,7 @@ def test_the_penalty_is_that_of_features_computed_anew(
     plain: Callable[..., Tensor], found: bool, critics: Any, c4: C4Anywhere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorded, rows = LossFeatures([critics[0][0]] if plain is stacked else [q for q, _ in critics]), c4.rows(32)
+    targets = StackedTargets([target for _, target in critics])
     anew: list[Tensor] = []
     features = c4._gradients
 
@@ -68,7 +70,7 @@ def test_the_penalty_is_that_of_features_computed_anew(
     for _ in range(2):
         with recorded.recording():
             loss = plain(critics, c4.x[rows])
-        penalty = penalty_of(c4, critics, loss, rows, recorded)
+        penalty = penalty_of(c4, critics, loss, rows, recorded, targets)
     assert len(anew) == (0 if found else 4)
     expected = torch.stack([c4.penalty(*both, rows=rows) for both in critics]).sum()
     torch.testing.assert_close(penalty, expected)
@@ -86,7 +88,7 @@ def test_a_loss_that_changes_its_order_is_noticed(
     for plain in (one_by_one, one_by_one, elsewhere):
         with recorded.recording():
             plain(critics, c4.x[rows])
-        found.append(recorded.of_critics(lambda: [c4.features(q, rows) for q, _ in critics])[0])
+        found.append(recorded.of_critics(lambda: [c4.features(q, c4.x[rows]) for q, _ in critics]))
     assert found[0] is not None and found[1] is not None and found[2] is None
 
 
@@ -98,4 +100,5 @@ def test_exact_mode_and_no_weight_use_no_features(critics: Any, c4: C4Anywhere) 
         with recorded.recording():
             loss = one_by_one(critics, c4.x[rows])
         expected = torch.stack([other.penalty(*both, rows=rows) for both in critics]).sum()
-        torch.testing.assert_close(penalty_of(other, critics, loss, rows, recorded), expected)
+        targets = StackedTargets([target for _, target in critics])
+        torch.testing.assert_close(penalty_of(other, critics, loss, rows, recorded, targets), expected)

@@ -152,9 +152,9 @@ def test_batches_drawn_ahead_take_their_own_rows_and_clusters_are_renewed(storag
     loss = loss_of("td3_bc")
     sampler = with_c4(loss, storage, C4AnywhereConfig(K=2, period=4))
     penalised: list[torch.Tensor] = []
-    penalty = sampler.c4.penalty
-    sampler.c4.penalty = lambda q, target, td, rows, features: (
-        penalised.append(rows) or penalty(q, target, td, rows, features)
+    penalty = sampler.c4.joint_penalty
+    sampler.c4.joint_penalty = lambda critics, td, rows, *features: (
+        penalised.append(rows) or penalty(critics, td, rows, *features)
     )
     buffer = TensorDictReplayBuffer(storage=storage, batch_size=16, sampler=sampler, prefetch=3)
     first = sampler.c4.clustering.responsibilities.clone()
@@ -166,6 +166,18 @@ def test_batches_drawn_ahead_take_their_own_rows_and_clusters_are_renewed(storag
         assert torch.equal(penalised[-1], batch["index"])
     assert sampler.c4._clustered_at in (8, 12)  # up to three batches are drawn ahead
     assert not torch.equal(sampler.c4.clustering.responsibilities, first)
+
+
+def test_critics_follow_weights_that_move_in_memory(storage: Any) -> None:
+    loss = loss_of("td3_bc")
+    c4 = with_c4(loss, storage).c4
+    before = c4.features(c4.target, c4.x_next[:8])
+    for weight in loss.target_qvalue_network_params.values(True, True):
+        weight.data = 2 * weight.data  # as `loss.to(...)` does
+    after = c4.features(c4.target, c4.x_next[:8])
+    assert not torch.allclose(after, before)
+    with torch.enable_grad():  # the weights swapped in anew
+        torch.testing.assert_close(penultimate_features(c4.target, c4.x_next[:8]), after)
 
 
 class Arithmetic(TorchDispatchMode):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from c4rl.core.errors import InputError
 from c4rl.core.extras import how_to_install
 from c4rl.integrations.loss_features import LossFeatures, penalty_of
+from c4rl.integrations.stacked_targets import StackedTargets
 from c4rl.plugins.c4.anywhere import C4Anywhere, C4AnywhereConfig
 
 __all__ = ["with_c4"]
@@ -78,6 +79,7 @@ def _sampler_class() -> type:
         def _add_penalty(self, loss: Any, critics: "list[tuple[_Member, _Member]]") -> None:
             name = next(method for kind, method in CRITIC_LOSSES.items() if _is_a(loss, kind))
             plain, features = getattr(loss, name), LossFeatures([loss.qvalue_network])
+            targets = StackedTargets([target for _, target in critics], bind=_Member.bind)
 
             def with_penalty(tensordict: Any) -> tuple[Tensor, dict[str, Any]]:
                 rows = self._rows_of(tensordict)
@@ -85,7 +87,7 @@ def _sampler_class() -> type:
                     value, metadata = plain(tensordict)
                 with self._lock:  # here, and not where batches are drawn: other threads must not use the critic
                     self.c4.refresh_when_due()
-                penalty = penalty_of(self.c4, critics, value, rows, features)
+                penalty = penalty_of(self.c4, critics, value, rows, features, targets)
                 return value + penalty, metadata | {"c4_penalty": penalty.detach()}
 
             setattr(loss, name, with_penalty)
@@ -141,15 +143,27 @@ class _Member(nn.Module):
         self._weights = lambda: getattr(loss, weights)
         self._output = lambda: loss.tensor_keys.state_action_value
         self._index, self._inputs, self._widths = index, inputs, list(widths)
+        self._places: list[int] = []  # in memory: of the weights that the network holds views of
 
     def forward(self, x: Tensor) -> Tensor:
         from tensordict import TensorDict
 
-        weights = self._weights()
-        own = weights[self._index] if weights.ndim else weights
         batch = TensorDict(dict(zip(self._inputs, x.split(self._widths, 1), strict=True)), batch_size=len(x))
-        with own.to_module(self.network, preserve_module_state=False):  # the copy needs no other weights back
-            return self.network(batch)[self._output()]
+        if torch.is_grad_enabled():
+            with self._own(self._weights()).to_module(self.network):
+                return self.network(batch)[self._output()]
+        self.bind()
+        return self.network(batch)[self._output()]
+
+    def bind(self) -> None:
+        """Make the network's weights views of the loss's; cheap where they are. Optimisers write in place."""
+        weights = self._weights()
+        if (places := [weight.data_ptr() for weight in weights.values(True, True)]) != self._places:
+            self._own(weights.data).to_module(self.network)
+            self._places = places
+
+    def _own(self, weights: Any) -> Any:
+        return weights[self._index] if weights.ndim else weights
 
 
 def _members(loss: Any, inputs: Sequence[Any], rows: Any) -> list[tuple[_Member, _Member]]:

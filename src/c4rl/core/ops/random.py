@@ -71,6 +71,7 @@ def cluster_rows(
 
     cumulative: [R, K · P], running sums through all clusters of a pool of rows [R, P]. started: [R, 1]; if not set,
     rows are uniform on [offsets, offsets + lengths) ([R, 1] each) and z is 0.
+    For one run on the CPU, step may be [S, 1]: z [S] and rows [S, count] of S steps, drawn at once.
     """
     tables = cumulative, pool, started, offsets, lengths
     if own := ops.kernels_for(step, "random"):
@@ -78,12 +79,15 @@ def cluster_rows(
     size = pool.shape[1]
     ends = cumulative[:, size - 1 :: size].contiguous()  # [R, K]
     total = ends[:, -1:]
-    z = torch.searchsorted(ends, below(uniform_48(cluster_keys, step, 1) * total, total), right=True)
+    alone = len(cumulative) == 1  # one table may be searched for any number of steps
+    place = below(uniform_48(cluster_keys, step, 1) * total, total)
+    z = torch.searchsorted(ends[0] if alone else ends, place, right=True)
     z = z.clamp(max=ends.shape[1] - 1)
+    ends, pool = ends.expand(len(z), -1), pool.expand(len(z), -1)
     end = ends.gather(1, z)
     start = torch.where(z > 0, ends.gather(1, (z - 1).clamp(min=0)), 0)
     u = uniform_48(row_keys, step, count)
-    flat = torch.searchsorted(cumulative, below(start + u * (end - start), end), right=True)
+    flat = torch.searchsorted(cumulative[0] if alone else cumulative, below(start + u * (end - start), end), right=True)
     clustered = pool.gather(1, (flat - z * size).clamp(0, size - 1))
     uniform = offsets + (u * lengths).long()
     return torch.where(started, clustered, uniform), torch.where(started, z, 0).squeeze(1)

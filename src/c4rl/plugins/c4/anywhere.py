@@ -1,7 +1,7 @@
 """C4 in anyone's PyTorch loop, with any critic: three lines (examples/plug_into_your_loop.py)."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from c4rl.plugins.c4.clustering import Clustering, ClusteringConfig
 from c4rl.plugins.c4.cross_covariance import PenaltyConfig, WeightedPenalty
 from c4rl.plugins.c4.feature_gradients import input_gradient
 
+DRAWN_AHEAD = 50  # batches: a draw is many operations on few numbers
 CriticFunction = nn.Module | Callable[..., Tensor]
 
 
@@ -62,6 +63,8 @@ class C4Anywhere:
         self.report: dict[str, Tensor] = {}  # of the last clustering, and λR of the last penalty
         self._updates, self._clustered_at = 0, 0
         self._rows: Tensor | None = None
+        # since which update, rows [S, B] and clusters [S] of S updates from the clusters at hand
+        self._ahead: tuple[int, Tensor, Tensor] | None = None
         self._refresh()
 
     @classmethod
@@ -109,8 +112,21 @@ class C4Anywhere:
             count = torch.tensor([len(self.x)], device=self.x.device)
             self._rows = self.streams.integers("rows", count, batch_size)[0]
         else:
-            self._rows = self.clustering.rows(self.streams, batch_size)[0]
+            self._rows = self._clustered_rows(batch_size)
         return self._rows
+
+    def _clustered_rows(self, batch_size: int) -> Tensor:
+        if self.x.device.type != "cpu":
+            return self.clustering.rows(self.streams, batch_size)[0]
+        first, rows, clusters = self._ahead or (0, self.x.new_zeros(0, 0), self.x.new_zeros(0))
+        if not 0 <= self._updates - first < len(rows) or rows.shape[1] != batch_size:
+            first = self._updates
+            until_refresh = self._clustered_at + self.config.period - first + 1
+            steps = torch.arange(first, first + max(1, min(DRAWN_AHEAD, until_refresh)))
+            rows, clusters = self.clustering.tables.rows(Streams(self.streams.seeds, steps.unsqueeze(1)), batch_size)
+            self._ahead = first, rows, clusters
+        self.clustering.cluster.copy_(clusters[self._updates - first])
+        return rows[self._updates - first]
 
     def penalty(
         self,
@@ -125,25 +141,43 @@ class C4Anywhere:
         rows: [B] indices, where batches are drawn ahead of their use; default those drawn last. features: [B, m], the
         critic's penultimate ones at these rows, where the loop has them: proxy mode then does not compute them again.
         """
+        known = None if features is None else features.unsqueeze(0)
+        return self.joint_penalty([(critic, target)], td_loss, rows, known)
+
+    def joint_penalty(
+        self,
+        critics: Sequence[tuple[CriticFunction, CriticFunction]],
+        td_loss: Tensor | None = None,
+        rows: Tensor | None = None,
+        features: Tensor | None = None,
+        next_features: Tensor | None = None,
+    ) -> Tensor:
+        """The sum of several critics' penalties, to be added to the sum of their losses; faster than one by one.
+
+        critics: each with its target. td_loss: the mean of their losses. features: [critics, B, m], see `penalty`;
+        next_features: those of the targets at the logged next actions.
+        """
         rows = self._rows if rows is None else rows
         if rows is None:
             raise InputError("C4Anywhere: penalty was called before any rows were drawn, expected rows() or rows=")
         if self.weighted_penalty.is_zero:
             weighted = self.x.new_zeros(())
         else:
-            if features is None or self.config.mode == "exact":
-                g = self._gradients(critic, self.x[rows], create_graph=True)
-            else:
-                g = features
-            g_next = self._gradients(target, self.x_next[rows], create_graph=False)
+            g, g_next = (None, None) if self.config.mode == "exact" else (features, next_features)
+            if g is None:
+                x = self.x[rows]
+                g = _stacked([self._gradients(critic, x, create_graph=True) for critic, _ in critics])
+            if g_next is None:
+                x_next = self.x_next[rows]
+                g_next = _stacked([self._gradients(target, x_next, create_graph=False) for _, target in critics])
             td_loss = td_loss.reshape(1, 1) if td_loss is not None else None
-            weighted = self.weighted_penalty(g_next[None, None], g[None, None], self.valid[rows][None], td_loss)[0, 0]
+            weighted = self.weighted_penalty(g_next[None], g[None], self.valid[rows][None], td_loss).sum()
         self.report["c4_penalty"] = weighted.detach()
         return weighted
 
-    def features(self, critic: CriticFunction, rows: Tensor) -> Tensor:
-        """Penultimate features (proxy) or input gradients (exact) of a critic at these rows, [B, m], detached."""
-        return self._gradients(critic, self.x[rows], create_graph=False).detach()
+    def features(self, critic: CriticFunction, x: Tensor) -> Tensor:
+        """Penultimate features (proxy) or input gradients (exact) of a critic at x [B, s + a], [B, m], detached."""
+        return self._gradients(critic, x, create_graph=False).detach()
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and integers with which, and with its own networks, a stopped loop goes on unchanged."""
@@ -167,6 +201,7 @@ class C4Anywhere:
         self._updates = int(state["updates"])
         self._clustered_at = max(self._updates - 1, 0) // self.config.period * self.config.period
         self._rows = state["rows"].to(self.x.device) if "rows" in state else None
+        self._ahead = None
         self.step.fill_(self._updates)
 
     def _check_rows(self) -> None:
@@ -190,6 +225,7 @@ class C4Anywhere:
 
         self.report = self.clustering.refresh(gradients, self.streams, self._updates)
         self._clustered_at = self._updates // self.config.period * self.config.period
+        self._ahead = None
         for step, reason in self.clustering.failures().values():
             raise RuntimeError(f"update {step}: {reason}")
 
@@ -204,6 +240,11 @@ class C4Anywhere:
             return input_gradient(lambda x: q_values(critic, x, actions), x, create_graph)
         with torch.set_grad_enabled(create_graph):
             return penultimate_features(critic, x, self.head, actions)
+
+
+def _stacked(features: list[Tensor]) -> Tensor:
+    """[critics, B, m]; of one critic without a copy."""
+    return features[0].unsqueeze(0) if len(features) == 1 else torch.stack(features)
 
 
 def takes_joined(critic: CriticFunction) -> bool:

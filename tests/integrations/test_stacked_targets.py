@@ -1,0 +1,72 @@
+"""Target critics in one pass have the features that each has alone; those that are no chains are left alone."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from c4rl.integrations.stacked_targets import StackedTargets
+from c4rl.plugins.c4.anywhere import penultimate_features
+
+
+class BetweenLayers(nn.Module):
+    """Something happens that is no module's doing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(3, 8), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x).relu_())
+
+
+def chain(activation: nn.Module, bias: bool = True) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 8, bias=bias), activation, nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+
+
+def features_of(targets: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
+    with torch.no_grad():
+        return [penultimate_features(target, x) for target in targets]
+
+
+@pytest.mark.parametrize("options", [{}, {"bias": False}])
+def test_features_are_those_of_each_target(options: dict[str, bool]) -> None:
+    torch.manual_seed(0)
+    targets, x = [chain(nn.Tanh(), **options) for _ in range(3)], torch.randn(16, 3)
+    stacked = StackedTargets(targets)
+    for _ in range(3):
+        found = stacked.features(x, lambda: features_of(targets, x))
+        assert found is not None and not found.requires_grad
+        torch.testing.assert_close(found, torch.stack(features_of(targets, x)))
+        with torch.no_grad():
+            for target in targets:
+                target[2].weight.mul_(1.5)
+    assert not any(module._forward_pre_hooks for target in targets for module in target.modules())
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [
+        lambda: [BetweenLayers(), BetweenLayers()],
+        lambda: [chain(nn.LayerNorm(8)), chain(nn.LayerNorm(8))],
+        lambda: [chain(nn.ReLU()), chain(nn.Tanh())],
+        lambda: [chain(nn.LeakyReLU(0.1)), chain(nn.LeakyReLU(0.5))],
+    ],
+)
+def test_other_targets_are_left_alone(targets: Callable[[], list[nn.Module]]) -> None:
+    torch.manual_seed(0)
+    own, x = targets(), torch.randn(16, 3)
+    assert StackedTargets(own).features(x, lambda: features_of(own, x)) is None
+
+
+def test_a_target_that_changes_its_way_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("c4rl.integrations.stacked_targets.CHECKED_EVERY", 2)
+    torch.manual_seed(0)
+    targets, x = [chain(nn.ReLU()) for _ in range(2)], torch.randn(16, 3)
+    stacked, found = StackedTargets(targets), []
+    for update in range(3):
+        if update == 2:
+            targets[1].register_forward_pre_hook(lambda _, inputs: (inputs[0] + 1,))
+        found.append(stacked.features(x, lambda: features_of(targets, x)))
+    assert [one is not None for one in found] == [True, True, False]
