@@ -67,6 +67,7 @@ ADROIT = (
     "c4rl/pen-cloned-v1",
     *(f"c4rl/{tool}-expert-v1" for tool in ("pen", "door", "hammer", "relocate")),
 )
+KITCHEN = tuple(f"c4rl/kitchen-{kind}-v0" for kind in ("complete", "partial", "mixed"))
 ANT = tuple(f"c4rl/ant-{quality}-v2" for quality in QUALITIES)
 # one of each domain, for CQL
 FOUR = ("c4rl/antmaze-umaze-v2", "c4rl/maze2d-umaze-v1", "c4rl/pen-cloned-v1", "c4rl/ant-medium-v2")
@@ -112,6 +113,15 @@ TABLES = (
         "door-human has D4RL's own 6,729 rows.",
         paper="adroit-10k",
         shows="table of Adroit",
+        headline=("TD3+BC", "TD3+BC + C4", "best"),
+    ),
+    domain(
+        "kitchen",
+        "Kitchen: sets of 10,000 rows that the package's scripted arm recorded",
+        KITCHEN,
+        10_000,
+        paper="kitchen-10k",
+        shows="Kitchen, of the table of sets with at most 10k rows",
         headline=("TD3+BC", "TD3+BC + C4", "best"),
     ),
     domain(
