@@ -21,7 +21,8 @@ SHORT = {"updates": 10_000, "eval_every": 5000}
 def with_c4(base: Method) -> Method:
     """At this package's defaults (K 5, λ 0.3, 16 directions); the paper has these tables of CQL + C4 alone."""
     plugged = with_plugins(base)[-1]
-    return replace(plugged, seeds=None, paper=plugged.paper if base.algorithm == "cql" else None)
+    paper = plugged.paper if base.algorithm == "cql" else None
+    return replace(plugged, seeds=None, paper=paper, against=base.label)
 
 
 SHORT_CQL = replace(CQL, job=CQL_JOB)
@@ -32,7 +33,7 @@ METHODS = (
     SHORT_CQL,
     with_c4(TD3BC),
     with_c4(SHORT_CQL),
-    Method("best", "", preset=BEST),
+    Method("best", "", preset=BEST, against="BC"),
 )
 # best's two recipes, whatever its rule says: what the rule is worth
 BRANCHES = (
