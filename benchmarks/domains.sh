@@ -14,6 +14,7 @@ record() {
   for name in umaze-v2 umaze-diverse-v2 medium-play-v2 medium-diverse-v2 large-play-v2 large-diverse-v2 ultra-play-v0 ultra-diverse-v0; do
     one "antmaze-$name"
   done
+  for name in complete partial mixed; do one "kitchen-$name-v0"; done
   one pen-cloned-v1 --policy "$policies/pen-cloned-v1-d4rl-bc.npz"
   for name in pen door hammer relocate; do one "$name-expert-v1" --policy "$policies/$name-expert-v1-d4rl-dapg.npz"; done
   [ -e "$sets/door-human-v1.npz" ] || python benchmarks/door_human.py "$demonstrations" "$sets/door-human-v1.npz"
@@ -44,6 +45,7 @@ train() {
   (part maze2d BC best IQL && part maze2d "best's cloning everywhere" "best's values everywhere" && part maze2d CQL) &
   (part maze2d TD3+BC "$c" && part maze2d "CQL + C4") &
   (part adroit BC best TD3+BC "$c" IQL && part adroit CQL "CQL + C4") &
+  (part kitchen BC best TD3+BC "$c" IQL && part kitchen CQL "CQL + C4") &
   (part ant BC best TD3+BC "$c" IQL && part domains-cql CQL "CQL + C4" && part ant CQL "CQL + C4") &
   wait
 }

@@ -16,21 +16,21 @@ from tests.cli.support import run, summary
 TINY = ("--updates", "4", "--hidden-width", "8", "--batch-size", "16")
 
 
-def write(path: Path, start_alike: bool) -> Path:
-    """Ten trajectories of 20 rows; they start in one place, or anywhere."""
+def write(path: Path, start_alike: bool, **others: np.ndarray) -> Path:
+    """Ten trajectories of 20 rows; they start in one place, or anywhere. others: arrays instead of these."""
     random = np.random.default_rng(0)
     observations = random.normal(size=(200, 4)).astype(np.float32)
     observations[::20] = 0.1 if start_alike else np.linspace(-2, 2, 10)[:, None]
     ends = np.arange(200) % 20 == 19
-    np.savez(
-        path,
-        observations=observations,
-        actions=random.uniform(-1, 1, (200, 2)).astype(np.float32),
-        rewards=random.normal(size=200).astype(np.float32),
-        next_observations=random.normal(size=(200, 4)).astype(np.float32),
-        terminals=np.zeros(200, bool),
-        timeouts=ends,
-    )
+    arrays = {
+        "observations": observations,
+        "actions": random.uniform(-1, 1, (200, 2)).astype(np.float32),
+        "rewards": random.normal(size=200).astype(np.float32),
+        "next_observations": random.normal(size=(200, 4)).astype(np.float32),
+        "terminals": np.zeros(200, bool),
+        "timeouts": ends,
+    }
+    np.savez(path, **(arrays | others))
     return path
 
 
@@ -49,6 +49,21 @@ def test_data_whose_trajectories_start_alike_are_cloned_by_return_and_others_get
         assert said.value == method and words in said.reason
     few = config_of(["--preset", "best", "--dataset", str(apart), "--task", "maze2d-umaze-v1", "--seeds", "3", "4"])
     assert few.ensemble == 2
+
+
+def test_where_only_the_end_is_paid_it_clones_wherever_trajectories_start(tmp_path: Path) -> None:
+    """As in AntMaze, where learning values gained on no set."""
+    ends = np.arange(200) % 20 == 19
+    facts = {"terminals": ends, "timeouts": ~ends & ends, "rewards": ends.astype(np.float32)}
+    paid_once = write(tmp_path / "paid_once.npz", False, **facts)
+    said = advise_preset(c4rl.load_dataset(paid_once))
+    assert said.value == "bc + returns" and "only ends are paid" in said.reason
+    paid_elsewhere = facts["rewards"].copy()
+    paid_elsewhere[5] = 0.5
+    every_step = write(tmp_path / "every_step.npz", False, **(facts | {"rewards": paid_elsewhere}))
+    assert advise_preset(c4rl.load_dataset(every_step)).value == "td3_bc + layer_norm"
+    unpaid = write(tmp_path / "unpaid.npz", False, **(facts | {"rewards": 1 - facts["rewards"]}))
+    assert advise_preset(c4rl.load_dataset(unpaid)).value == "td3_bc + layer_norm"
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,8 @@ class RecordFlags(Options):
     """The same seed gives the same bytes."""
     policy: tuple[str, ...] = ()
     """For all tasks but Maze2D: policy files, which record equal shares in this order. A file of snapshots stands for
-    all of them, FILE@2-5 for some; random: uniform actions. Locomotion without it: the package's own agents."""
+    all of them, FILE@2-5 for some; random: uniform actions. Without it: the package's own agents, where it has some
+    (locomotion, AntMaze, Kitchen)."""
 
     def check(self) -> None:
         if self.task == ALL_LOCOMOTION and self.policy:

@@ -14,6 +14,7 @@ from c4rl.environments.tasks import GOAL_ANT, ROBOTS, TASKS, Task, get_task
 FOLDER = Path(__file__).parent / "behaviour"
 CARDS = FOLDER / "cards.json"
 RANDOM = "random"
+ARM = "scripted arm"  # of Kitchen
 
 
 @cache
@@ -35,6 +36,8 @@ def shipped_policies(task: Task, kind: str) -> tuple[list[str], str]:
     """Policies for `c4rl data record`, in the order of their rows, and how they were chosen, in words."""
     if kind == RANDOM:
         return [RANDOM], "uniform actions"
+    if task.domain == "kitchen":
+        return [ARM], "c4rl's scripted arm"
     robot = task.name.partition("-")[0] if task.domain == "locomotion" else GOAL_ANT.name
     card = cards().get(robot)
     if task.domain == "antmaze" and card is not None:

@@ -23,7 +23,7 @@ from c4rl.core.array import Array
 from c4rl.core.errors import InputError
 from c4rl.core.files import replacing, write_json
 from c4rl.core.worker_process import Message, Parent, WorkerDied, WorkerProcess, described
-from c4rl.data.behaviour_agents import RANDOM
+from c4rl.data.behaviour_agents import ARM, RANDOM
 from c4rl.data.policy_files import read_policies, trained_for
 from c4rl.environments.evaluation import MAX_WORKERS, available_cores
 from c4rl.environments.tasks import GOAL_ANT, Task
@@ -48,8 +48,8 @@ def find_behaviours(given: Sequence[str], task: Task) -> list[Behaviour]:
     """The policies of FILE, FILE@3, FILE@2-5 and `random`, in their order; all are read, to refuse bad ones now."""
     found = []
     for word in given:
-        if word == RANDOM:
-            found.append(Behaviour(RANDOM))
+        if word == RANDOM or (word == ARM and task.domain == "kitchen"):
+            found.append(Behaviour(word))
             continue
         file, chosen = word, None
         match = re.fullmatch(r"(.+)@(\d{1,6})(?:-(\d{1,6}))?", word)
@@ -64,8 +64,8 @@ def find_behaviours(given: Sequence[str], task: Task) -> list[Behaviour]:
         found += [Behaviour(file, k if count > 1 else None, sha256) for k in snapshots]
     if not found:
         raise InputError(
-            f"policy: found none, expected at least one file for '{task.name}', or {RANDOM}; only Maze2D, AntMaze "
-            "and locomotion tasks have a behaviour of their own"
+            f"policy: found none, expected at least one file for '{task.name}', or {RANDOM}; only Maze2D, AntMaze, "
+            "Kitchen and locomotion tasks have a behaviour of their own"
         )
     return found
 
@@ -253,6 +253,12 @@ class Recorder:
         """The environment and who acts in it; None: uniform actions. seed: of the recording."""
         if file == RANDOM:
             return self._environment, None
+        if file == ARM:
+            from c4rl.environments.kitchen_arm import KitchenArm
+
+            assert self._task.environment is not None
+            arm = KitchenArm(self._task.environment, self._task.horizon)
+            return arm, arm
         policy = read_policies(Path(file), self._task)[snapshot]
         if self._task.domain != "antmaze" or trained_for(Path(file)) != GOAL_ANT.name:
             return self._environment, policy

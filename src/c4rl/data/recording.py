@@ -1,5 +1,6 @@
 """Record datasets in D4RL's style, so that an experiment needs no download: Maze2D with its scripted controller,
-locomotion with the agents that ship with the package, every task with policies from files (docs/recording.md)."""
+Kitchen with a scripted arm, locomotion and AntMaze with the agents that ship with the package, every task with policies
+from files (docs/recording.md)."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

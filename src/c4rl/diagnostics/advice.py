@@ -7,7 +7,7 @@ from c4rl.data.dataset import Dataset
 from c4rl.diagnostics.cloning_probe import TOLERATED, CloningCurve
 from c4rl.diagnostics.page import number
 from c4rl.diagnostics.returns import BEST
-from c4rl.jobs.presets.best import best_for, start_spread
+from c4rl.jobs.presets.best import best_for, only_ends_pay, start_spread
 from c4rl.plugins.returns import START_SPREAD
 
 GAIN = 0.15  # of the best return: what weighting by returns must add to the mean to be worth its lost rows
@@ -28,7 +28,8 @@ def advise_preset(dataset: Dataset) -> Setting:
         return Setting("--preset best", method, "There is one trajectory only: returns cannot be compared.")
     words = f"First observations vary {spread:.2f} times as much as all observations (median over dimensions)"
     alike = spread < START_SPREAD
-    why = "start alike, so returns compare them" if alike else "start apart, so values are learned"
+    apart = "start apart, but only ends are paid" if only_ends_pay(dataset) else "start apart, so values are learned"
+    why = "start alike, so returns compare them" if alike else apart
     side = "below" if alike else "not below"
     return Setting("--preset best", method, f"{words}, {side} {START_SPREAD:g}: trajectories {why}.")
 

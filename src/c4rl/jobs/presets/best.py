@@ -1,7 +1,8 @@
 """--preset best: what scored most on small datasets, chosen by a rule that looks at the data alone (docs/recipe.md).
 
 Where trajectories start alike, their returns compare behaviours: clone the better ones. Where they start apart, as in a
-maze, a good policy has to be put together from pieces of many: learn values. Settings and reasons are in best.json.
+maze, a good policy has to be put together from pieces of many: learn values. But not where the end alone is paid, as in
+AntMaze: few rows teach no values then, and cloning scores more. Settings and reasons are in best.json.
 """
 
 import json
@@ -41,9 +42,16 @@ RECIPES = {
 
 
 def best_for(dataset: Dataset) -> Recipe:
-    return RECIPES["alike" if start_spread(dataset) < START_SPREAD else "apart"]
+    clones = start_spread(dataset) < START_SPREAD or only_ends_pay(dataset)
+    return RECIPES["alike" if clones else "apart"]
 
 
 def start_spread(dataset: Dataset) -> float:
     observations = torch.tensor(dataset.observations, dtype=torch.float64)
     return spread_of_starts(observations, torch.tensor(dataset.trajectory_ids).long())
+
+
+def only_ends_pay(dataset: Dataset) -> bool:
+    """Whether terminal rows have more reward than the others, which all have the same."""
+    others, ends = dataset.rewards[~dataset.terminals], dataset.rewards[dataset.terminals]
+    return bool(len(others) and len(ends) and others.min() == others.max() < ends.max())

@@ -21,7 +21,8 @@ SHORT = {"updates": 10_000, "eval_every": 5000}
 def with_c4(base: Method) -> Method:
     """At this package's defaults (K 5, λ 0.3, 16 directions); the paper has these tables of CQL + C4 alone."""
     plugged = with_plugins(base)[-1]
-    return replace(plugged, seeds=None, paper=plugged.paper if base.algorithm == "cql" else None)
+    paper = plugged.paper if base.algorithm == "cql" else None
+    return replace(plugged, seeds=None, paper=paper, against=base.label)
 
 
 SHORT_CQL = replace(CQL, job=CQL_JOB)
@@ -32,7 +33,7 @@ METHODS = (
     SHORT_CQL,
     with_c4(TD3BC),
     with_c4(SHORT_CQL),
-    Method("best", "", preset=BEST),
+    Method("best", "", preset=BEST, against="BC"),
 )
 # best's two recipes, whatever its rule says: what the rule is worth
 BRANCHES = (
@@ -67,6 +68,7 @@ ADROIT = (
     "c4rl/pen-cloned-v1",
     *(f"c4rl/{tool}-expert-v1" for tool in ("pen", "door", "hammer", "relocate")),
 )
+KITCHEN = tuple(f"c4rl/kitchen-{kind}-v0" for kind in ("complete", "partial", "mixed"))
 ANT = tuple(f"c4rl/ant-{quality}-v2" for quality in QUALITIES)
 # one of each domain, for CQL
 FOUR = ("c4rl/antmaze-umaze-v2", "c4rl/maze2d-umaze-v1", "c4rl/pen-cloned-v1", "c4rl/ant-medium-v2")
@@ -112,6 +114,15 @@ TABLES = (
         "door-human has D4RL's own 6,729 rows.",
         paper="adroit-10k",
         shows="table of Adroit",
+        headline=("TD3+BC", "TD3+BC + C4", "best"),
+    ),
+    domain(
+        "kitchen",
+        "Kitchen: sets of 10,000 rows that the package's scripted arm recorded",
+        KITCHEN,
+        10_000,
+        paper="kitchen-10k",
+        shows="Kitchen, of the table of sets with at most 10k rows",
         headline=("TD3+BC", "TD3+BC + C4", "best"),
     ),
     domain(
