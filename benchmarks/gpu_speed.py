@@ -4,7 +4,7 @@
 
 Measures whole updates as CUDA graphs, three repeats of each: with our kernels ("ours"), in plain PyTorch ("plain"), the
 plain update compiled by torch.compile into one graph ("compiled") or operation by operation ("compiled operations"),
-and with one family of kernels switched off at a time ("without ...").
+and with one family of kernels at a time switched off ("without ...") or replaced by torch.compile ("compiled ...").
 
 Several processes prepare the cases side by side (compiling and capturing takes most of the time). Then one case is
 measured at a time, while the others wait: the GPU has nothing else to do. Cases come in the order of their weight,
@@ -46,23 +46,16 @@ from c4rl.training.launch import Launch
 from c4rl.training.summary import versions
 
 FAMILIES = ("mlp", "random", "adam", "subspace", "covariance", "losses metrics")  # of TD3+BC + C4
-OPERATIONS = (
-    "_plain_mlp",
-    "adam_step",
-    "uniform",
-    "normal",
-    "integers",
-    "cluster_rows",
-    "sample_tanh_gaussian",
-    "uniform_and_sampled",
-    "clipped_target",
-    "relative_mean",
-    "mean_squared_error",
-    "soft_actor_loss",
-    "soft_maximum_gap",
-    "cross_covariance_size",
-    "add_metrics",
-)
+OPERATIONS = {  # what the compiler may replace; it cannot compile the eigensolvers of subspace
+    "mlp": ("_plain_mlp",),
+    "layer_norm": ("_plain_mlp",),
+    "adam": ("adam_step",),
+    "random": ("uniform", "normal", "integers", "cluster_rows"),
+    "tanh_gaussian": ("sample_tanh_gaussian", "uniform_and_sampled"),
+    "losses": ("clipped_target", "relative_mean", "mean_squared_error", "soft_actor_loss", "soft_maximum_gap"),
+    "covariance": ("cross_covariance_size",),
+    "metrics": ("add_metrics",),
+}
 ROWS = 10_000
 
 
@@ -74,6 +67,12 @@ class Case:
     precision: str = "fp32"
     variant: str = "ours"
     rows: int = ROWS
+
+    @property
+    def families(self) -> list[str]:
+        """The kernels that are not used, where the others are."""
+        whole = ("ours", "plain", "compiled", "compiled operations")
+        return [] if self.variant in whole else self.variant.split()[1:]
 
     def __str__(self) -> str:
         return f"{self.algorithm} {self.plugins} x{self.runs} {self.precision} {self.rows} rows: {self.variant}"
@@ -101,6 +100,9 @@ def plan(compiled: bool) -> list[list[Case]]:
     slow = [
         *(replace(with_c4[i], variant="compiled") for i in (1, 3, 0, 2)),
         *(replace(with_c4[i], variant="compiled operations") for i in (0, 2)),
+        *(replace(with_c4[0], variant=f"compiled {family}") for family in FAMILIES if family != "subspace"),
+        *(replace(with_c4[2], variant=f"compiled {family}") for family in ("mlp", "tanh_gaussian")),
+        replace(with_c4[0], plugins="layer_norm", variant="compiled layer_norm"),
     ]
     groups, seen = [], set()
     for group in (first, slow if compiled else [], tables, families):
@@ -118,10 +120,11 @@ class Prepared:
 
     def __init__(self, case: Case, device: torch.device) -> None:
         self.case = case
-        if case.variant == "compiled operations":
-            compile_operations()
+        whole = "compiled", "compiled operations"
+        compiled = case.families if case.variant.startswith("compiled ") else []
+        compile_operations(*(OPERATIONS if case.variant == "compiled operations" else compiled))
         with self.variant():
-            ours = case.variant not in ("plain", "compiled", "compiled operations")
+            ours = case.variant not in ("plain", *whole)
             graph = device.type == "cuda"
             config = bench_config(case.algorithm, case.plugins, case.runs, cuda_graph=graph, fused_kernels=ours)
             networks = {name: SHAPE[name] for name in ("hidden_layers", "hidden_width")}
@@ -132,7 +135,7 @@ class Prepared:
                 for index, stage in enumerate(config.stages)
             }
             for timed in self.stages.values():
-                for launch in timed.launches if case.variant.startswith("compiled") else ():
+                for launch in timed.launches if case.variant in whole or "adam" in compiled else ():
                     for optimizer in launch.algorithm.optimizers.values():  # PyTorch's fused Adam is not for compilers
                         optimizer.lr = optimizer._flat_lr = torch.tensor(optimizer.lr, device=device)
                     if case.variant == "compiled":
@@ -140,8 +143,7 @@ class Prepared:
                 timed.warm_up()
 
     def variant(self) -> AbstractContextManager[None]:
-        name = self.case.variant
-        return ops.without(*name.split()[1:]) if name.startswith("without ") else nullcontext()
+        return ops.without(*self.case.families) if self.case.families else nullcontext()
 
     def measure(self, seconds: float) -> dict[str, Measurement]:
         with self.variant():
@@ -168,12 +170,12 @@ def compile_update(launch: Launch) -> None:
         launch._update = update  # type: ignore[method-assign]
 
 
-def compile_operations() -> None:
-    """Compile each plain operation by itself, its gradient too, for the rest of this process."""
+def compile_operations(*families: str) -> None:
+    """Compile each of their plain operations by itself, its gradient too, for the rest of this process."""
     torch._dynamo.config.recompile_limit = 64  # networks of many shapes, with gradients and without
     compiled: dict[Any, Any] = {}  # by the plain operation, which several modules import
     modules = [module for name, module in sorted(sys.modules.items()) if name.startswith("c4rl.")]
-    for module, name in itertools.product(modules, OPERATIONS):
+    for module, name in itertools.product(modules, [name for family in families for name in OPERATIONS[family]]):
         if (plain := vars(module).get(name)) is not None and plain.__module__.startswith("c4rl."):
             setattr(module, name, compiled.setdefault(plain, torch.compile(plain, dynamic=False)))
 
@@ -400,6 +402,10 @@ def tables(file: Path) -> str:
     for variant, label in WITHOUT.items():
         plugins = "layer_norm" if variant == "without layer_norm" else "c4-proxy"
         found = [longer(variant, a, plugins, runs) for a in ("td3_bc", "cql") for runs in (1, 25)]
+        replaced = variant.replace("without", "compiled").replace("plain", "compiled")
+        for place, (algorithm, runs) in enumerate(itertools.product(("td3_bc", "cql"), (1, 25))):
+            if compiled := longer(replaced, algorithm, plugins, runs):
+                found[place] += f" ({compiled})"
         if more := longer(variant, "cql", plugins, 1, precision="bf16x3"):
             found[2] += f"; in bf16x3 {more}"
         if any(found):
