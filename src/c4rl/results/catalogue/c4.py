@@ -255,6 +255,20 @@ TABLES = (
         **SHORT,
     ),
     ResultTable(
+        "c4-exact-cql",
+        "CQL + C4, preset paper, on gradients of Q instead of features",
+        (
+            PAPER,
+            PAPER_CONTROL,
+            *(
+                replace(PAPER, label=f"on gradients{word}", options=EXACT | own, paper=None, seeds=3)
+                for word, own in (("", {}), (", λ 3", {"lambda_": 3.0}))
+            ),
+        ),
+        THREE,
+        **SCREENING,
+    ),
+    ResultTable(
         "c4-parts-trace",
         "The trace of the cross-covariance of gradients in the runs of `c4-parts`, on a fixed sample of 1,024 rows",
         PARTS,
