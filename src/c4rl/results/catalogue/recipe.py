@@ -19,7 +19,7 @@ RECIPE = Method(
     "none",
     options=values_of(BEST.options) | values_of(BEST.plugins["returns"]),
     job={"updates": 10_000},
-    seeds=25,
+    seeds=60,
 )
 CONSTANT = RECIPE.options | {"actor_schedule": "constant"}
 T_ALONE = RECIPE.options | {"return_temperature": 0.1, "return_top": 0.0, "return_rows": 0.0}
@@ -28,6 +28,7 @@ CLONING = replace(
     label="constant step size 3e-4, 20,000 updates",
     options=T_ALONE | {"actor_lr": 3e-4, "actor_schedule": "constant"},
     job={"updates": 20_000},
+    seeds=25,
 )
 VALUES = Method(
     "TD3+BC, α 0.25, weighted and averaged as best",
