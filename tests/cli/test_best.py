@@ -1,5 +1,6 @@
 """`--preset best`: chosen by the data alone, and its seeds act together."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,61 +10,63 @@ import c4rl
 from c4rl.cli.train import config_of
 from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.diagnostics.advice import advise_preset
+from c4rl.jobs.presets.best import state_gap
 from c4rl.results.policies import score_folder
 from c4rl.results.store import Store, entries_of
 from tests.cli.support import run, summary
+from tests.helpers import small_dataset
 
 TINY = ("--updates", "4", "--hidden-width", "8", "--batch-size", "16")
 
 
-def write(path: Path, start_alike: bool, **others: np.ndarray) -> Path:
-    """Ten trajectories of 20 rows; they start in one place, or anywhere. others: arrays instead of these."""
+def write(path: Path, start_alike: bool, meet: bool = False) -> Path:
+    """Ten trajectories of 20 rows; they start in one place, or anywhere. meet: in one of 15 places each row."""
     random = np.random.default_rng(0)
     observations = random.normal(size=(200, 4)).astype(np.float32)
+    if meet:
+        observations = observations[random.integers(15, size=200)]
     observations[::20] = 0.1 if start_alike else np.linspace(-2, 2, 10)[:, None]
-    ends = np.arange(200) % 20 == 19
-    arrays = {
-        "observations": observations,
-        "actions": random.uniform(-1, 1, (200, 2)).astype(np.float32),
-        "rewards": random.normal(size=200).astype(np.float32),
-        "next_observations": random.normal(size=(200, 4)).astype(np.float32),
-        "terminals": np.zeros(200, bool),
-        "timeouts": ends,
-    }
-    np.savez(path, **(arrays | others))
+    np.savez(
+        path,
+        observations=observations,
+        actions=random.uniform(-1, 1, (200, 2)).astype(np.float32),
+        rewards=random.normal(size=200).astype(np.float32),
+        next_observations=random.normal(size=(200, 4)).astype(np.float32),
+        terminals=np.zeros(200, bool),
+        timeouts=np.arange(200) % 20 == 19,
+    )
     return path
 
 
-def test_data_whose_trajectories_start_alike_are_cloned_by_return_and_others_get_values(tmp_path: Path) -> None:
-    alike, apart = write(tmp_path / "alike.npz", True), write(tmp_path / "apart.npz", False)
+def test_values_are_learned_only_where_trajectories_start_apart_and_meet(tmp_path: Path) -> None:
+    """Else the better ones are cloned where they start alike, and all where they start apart, as in AntMaze."""
+    alike, apart = write(tmp_path / "alike.npz", True, True), write(tmp_path / "apart.npz", False, True)
+    far = write(tmp_path / "far.npz", False)
     cloned = config_of(["--preset", "best", "--dataset", str(alike)])
     assert (cloned.algorithm, cloned.plugins, cloned.preset) == ("bc", ("returns",), "best")
     assert cloned.options.actor_schedule == "cosine" and len(cloned.seeds) == 5 and cloned.ensemble == 0
     valued = config_of(["--preset", "best", "--dataset", str(apart), "--task", "maze2d-umaze-v1"])
     assert (valued.algorithm, valued.plugins, valued.ensemble) == ("td3_bc", ("layer_norm",), 5)
-    assert valued.options.alpha == 5
+    assert valued.options.alpha == 20
+    assert config_of(["--preset", "best", "--dataset", str(far)]).algorithm == "bc"
     assert str(cloned.output) == "runs/alike-best"
     # the doctor says the same, and why
-    for path, method, words in ((alike, "bc + returns", "0.00 times"), (apart, "td3_bc + layer_norm", "start apart")):
+    reasons = ((alike, "bc + returns", "0.00 times"), (apart, "td3_bc + layer_norm", "they meet"))
+    for path, method, words in (*reasons, (far, "bc + returns", "hardly meet")):
         said = advise_preset(c4rl.load_dataset(path))
         assert said.value == method and words in said.reason
     few = config_of(["--preset", "best", "--dataset", str(apart), "--task", "maze2d-umaze-v1", "--seeds", "3", "4"])
     assert few.ensemble == 2
 
 
-def test_where_only_the_end_is_paid_it_clones_wherever_trajectories_start(tmp_path: Path) -> None:
-    """As in AntMaze, where learning values gained on no set."""
-    ends = np.arange(200) % 20 == 19
-    facts = {"terminals": ends, "timeouts": ~ends & ends, "rewards": ends.astype(np.float32)}
-    paid_once = write(tmp_path / "paid_once.npz", False, **facts)
-    said = advise_preset(c4rl.load_dataset(paid_once))
-    assert said.value == "bc + returns" and "only ends are paid" in said.reason
-    paid_elsewhere = facts["rewards"].copy()
-    paid_elsewhere[5] = 0.5
-    every_step = write(tmp_path / "every_step.npz", False, **(facts | {"rewards": paid_elsewhere}))
-    assert advise_preset(c4rl.load_dataset(every_step)).value == "td3_bc + layer_norm"
-    unpaid = write(tmp_path / "unpaid.npz", False, **(facts | {"rewards": 1 - facts["rewards"]}))
-    assert advise_preset(c4rl.load_dataset(unpaid)).value == "td3_bc + layer_norm"
+def test_the_gap_of_states_is_to_the_nearest_on_another_way() -> None:
+    """Two walks along a line, a quarter of a step apart: a row's own neighbours in time are no other way."""
+    line = np.concatenate([np.arange(40.0), np.arange(40.0) + 0.25])[:, None].astype(np.float32)
+    walks = np.repeat([0, 1], 40).astype(np.int32)
+    two = replace(small_dataset(80), observations=line, trajectory_ids=walks)
+    assert state_gap(two) == pytest.approx(0.25 / line.std(), rel=1e-5)
+    assert state_gap(replace(two, observations=np.tile(line, 3))) == pytest.approx(0.25 / line.std(), rel=1e-5)
+    assert state_gap(replace(two, trajectory_ids=0 * walks)) == np.inf
 
 
 @pytest.mark.parametrize(
@@ -82,7 +85,7 @@ def test_what_best_chooses_itself_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write(tmp_path / "alike.npz", True), write(tmp_path / "apart.npz", False)
+    write(tmp_path / "alike.npz", True), write(tmp_path / "apart.npz", False, True)
     given = flags if "--dataset" in flags else ("--dataset", "alike.npz", *flags)
     assert run("train", "--preset", "best", *given) == 2
     error = capsys.readouterr().err
@@ -94,7 +97,7 @@ def test_what_best_chooses_itself_is_refused(
 def test_seeds_act_together_in_training_scores_evaluate_and_export(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data, job = write(tmp_path / "apart.npz", False), tmp_path / "job"
+    data, job = write(tmp_path / "apart.npz", False, True), tmp_path / "job"
     task = ("--task", "maze2d-open-v0", "--eval-episodes", "2", "--seeds", "0", "1", "2", "3", "--ensemble", "2")
     assert run("train", "--preset", "best", "--dataset", data, *task, *TINY, "--output", job) == 0
     assert "2 seeds acting together, the mean of their actions: " in capsys.readouterr().out

@@ -160,7 +160,7 @@ def test_recorded_sets_are_not_taken_for_d4rls() -> None:
 def test_best_follows_the_rows_of_each_set(tmp_path: Path) -> None:
     """What datasets.json says that the preset's rule chooses; the sets themselves are recorded anew in miniature."""
     best = next(method for method in TABLES["maze2d"].methods if method.label == "best")
-    for name, recipe in (("c4rl/maze2d-umaze-v1", "apart"), ("c4rl/ant-medium-v2", "alike")):
+    for name, recipe in (("c4rl/maze2d-umaze-v1", "values"), ("c4rl/ant-medium-v2", "cloning")):
         config = TABLES["maze2d"].config(best, name)
         assert config.algorithm == RECIPES[recipe].algorithm and config.plugins == tuple(RECIPES[recipe].plugins)
         assert config.updates == RECIPES[recipe].training["updates"].value

@@ -7,8 +7,7 @@ from c4rl.data.dataset import Dataset
 from c4rl.diagnostics.cloning_probe import TOLERATED, CloningCurve
 from c4rl.diagnostics.page import number
 from c4rl.diagnostics.returns import BEST
-from c4rl.jobs.presets.best import best_for, only_ends_pay, start_spread
-from c4rl.plugins.returns import START_SPREAD
+from c4rl.jobs.presets.best import APART, NEAR, best_for, start_spread, state_gap
 
 GAIN = 0.15  # of the best return: what weighting by returns must add to the mean to be worth its lost rows
 SCALES = 3.0  # between observations' standard deviations: networks learn less from small ones
@@ -27,11 +26,18 @@ def advise_preset(dataset: Dataset) -> Setting:
     if spread == math.inf:
         return Setting("--preset best", method, "There is one trajectory only: returns cannot be compared.")
     words = f"First observations vary {spread:.2f} times as much as all observations (median over dimensions)"
-    alike = spread < START_SPREAD
-    apart = "start apart, but only ends are paid" if only_ends_pay(dataset) else "start apart, so values are learned"
-    why = "start alike, so returns compare them" if alike else apart
-    side = "below" if alike else "not below"
-    return Setting("--preset best", method, f"{words}, {side} {START_SPREAD:g}: trajectories {why}.")
+    if spread < APART:
+        return Setting(
+            "--preset best", method, f"{words}, below {APART:g}: trajectories start alike, returns compare them."
+        )
+    gap = state_gap(dataset)
+    near = f"states lie {gap:.2f} standard deviations from the nearest of another way"
+    why = (
+        f"below {NEAR:g}: they meet, values are learned"
+        if gap < NEAR
+        else f"not below {NEAR:g}: they hardly meet, cloning is safer"
+    )
+    return Setting("--preset best", method, f"{words}, not below {APART:g}: trajectories start apart; {near}, {why}.")
 
 
 def advise(returns: dict[str, Any], coverage: dict[str, Any], cloning: CloningCurve | None) -> list[Setting]:

@@ -38,7 +38,7 @@ def describe_returns(dataset: Dataset, task: Task) -> dict[str, Any]:
     logged = torch.tensor(dataset.rewards).double(), torch.tensor(dataset.terminals), ids
     scores = np.asarray(task.normalise(returns))
     uniform = float(np.average(scores, weights=lengths))
-    recipe = values_of(RECIPES["alike"].plugins["returns"])
+    recipe = values_of(RECIPES["cloning"].plugins["returns"])
     of_best = {name: recipe.get(f"return_{name}", 0.0) for name in ("temperature", "top", "floor", "rows")}
     weightings = {f"temperature {t:g}": {"temperature": t, "top": 0.0, "floor": 0.0, "rows": 0.0} for t in TEMPERATURES}
     kept = []

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from c4rl.integrations.stacked_targets import StackedTargets
 from c4rl.plugins.c4.anywhere import C4Anywhere
 
 CHECKED_EVERY = 200  # batches
@@ -21,7 +22,8 @@ class LossFeatures:
     def __init__(self, networks: Sequence[nn.Module]) -> None:
         self._layers = [layer for network in networks for layer in network.modules() if isinstance(layer, nn.Linear)]
         self._recorded: list[Tensor] = []
-        self._places: list[int] | None = None
+        self._places: list[int] = []  # among the recorded ones: one stack of all critics, or one for each critic
+        self._shape: torch.Size | None = None  # of the features of all critics, [critics, B, m]
         self._batches = 0
 
     @contextmanager
@@ -38,35 +40,50 @@ class LossFeatures:
     def _record(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         features = torch.func.debug_unwrap(inputs[0], recurse=True)  # under vmap: [critics, B, m]
         if features.requires_grad:
-            self._recorded += features.unbind(0) if features.dim() == 3 else [features]
+            self._recorded.append(features)
 
-    def of_critics(self, computed: Callable[[], Sequence[Tensor]]) -> list[Tensor | None]:
-        """Those of the recorded batch, for each critic. computed: the same, as C4 computes them."""
+    def of_critics(self, computed: Callable[[], Sequence[Tensor]]) -> Tensor | None:
+        """Those of the recorded batch, [critics, B, m]; None: not found. computed: the same, as C4 computes them."""
         recorded, self._recorded = self._recorded, []
         if self._batches % CHECKED_EVERY == 0:
-            self._places = [_place_of(features.detach(), recorded) for features in computed()]
+            features = torch.stack([one.detach() for one in computed()])
+            self._places, self._shape = _places_of(features, recorded), features.shape
         self._batches += 1
-        assert self._places is not None
-        return [recorded[place] if 0 <= place < len(recorded) else None for place in self._places]
+        if not self._places or max(self._places) >= len(recorded):
+            return None
+        found = [recorded[place] for place in self._places]
+        stacked = found[0] if found[0].dim() == 3 else torch.stack(found)
+        return stacked if stacked.shape == self._shape else None
 
 
 def penalty_of(
-    c4: C4Anywhere, critics: Sequence[tuple[nn.Module, nn.Module]], loss: Tensor, rows: Tensor, recorded: LossFeatures
+    c4: C4Anywhere,
+    critics: Sequence[tuple[nn.Module, nn.Module]],
+    loss: Tensor,
+    rows: Tensor,
+    recorded: LossFeatures,
+    targets: StackedTargets,
 ) -> Tensor:
     """The sum of the critics' penalties. critics: each with its target; loss: the sum of their losses."""
-    if c4.weighted_penalty.is_zero or c4.config.mode == "exact":
-        known: list[Tensor | None] = [None] * len(critics)
-    else:
-        known = recorded.of_critics(lambda: [c4.features(critic, rows) for critic, _ in critics])
-    td_loss = loss.detach() / len(critics)
-    pairs = zip(critics, known, strict=True)
-    return torch.stack([c4.penalty(*both, td_loss, rows, features) for both, features in pairs]).sum()
+    known = known_next = None
+    if not c4.weighted_penalty.is_zero and c4.config.mode == "proxy":
+        x, x_next = c4.x[rows], c4.x_next[rows]
+        known = recorded.of_critics(lambda: [c4.features(critic, x) for critic, _ in critics])
+        known_next = targets.features(x_next, lambda: [c4.features(target, x_next) for _, target in critics])
+    return c4.joint_penalty(critics, loss.detach() / len(critics), rows, known, known_next)
 
 
-def _place_of(features: Tensor, recorded: Sequence[Tensor]) -> int:
-    """-1: nowhere."""
+def _places_of(features: Tensor, recorded: Sequence[Tensor]) -> list[int]:
+    """Empty: some are nowhere."""
+    places = [_place_of(features, recorded)]
+    if places == [None]:
+        places = [_place_of(one, recorded) for one in features]
+    return [place for place in places if place is not None] if None not in places else []
+
+
+def _place_of(features: Tensor, recorded: Sequence[Tensor]) -> int | None:
     for place, found in enumerate(recorded):
         # equal up to the rounding of one layer's sums
         if found.shape == features.shape and torch.allclose(found, features, rtol=1e-4, atol=1e-5):
             return place
-    return -1
+    return None

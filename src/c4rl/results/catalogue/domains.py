@@ -37,8 +37,8 @@ METHODS = (
 )
 # best's two recipes, whatever its rule says: what the rule is worth
 BRANCHES = (
-    Method("best's cloning everywhere", "alike", preset=BEST),
-    Method("best's values everywhere", "apart", preset=BEST),
+    Method("best's cloning everywhere", "cloning", preset=BEST),
+    Method("best's values everywhere", "values", preset=BEST),
 )
 
 

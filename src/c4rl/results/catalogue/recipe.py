@@ -9,7 +9,7 @@ from c4rl.results.catalogue.methods import BC, PROXY, TD3BC, series_of
 from c4rl.results.catalogue.sets import EIGHT, MAZES
 from c4rl.results.tables import Method, ResultTable
 
-BEST, APART = RECIPES["alike"], RECIPES["apart"]
+BEST, APART = RECIPES["cloning"], RECIPES["values"]
 
 # the recipe of --preset best, and what it was chosen from
 RECIPE = Method(
