@@ -111,7 +111,7 @@ def test_a_dropped_pen_costs_5_and_ends_the_episode() -> None:
     environment.reset(seed=0)
     rewards, ends = [], []
     for height in (0.45, 0.05):  # of the pen, beside the hand
-        position = environment._model.qpos0.copy()
+        position = environment.model.qpos0.copy()
         position[24:26] = 0.25 - height, -0.3
         environment.set_state(position, np.zeros(30), np.array([1, 0, 0, 0.0]))
         _, reward, terminated, *_ = environment.step(np.zeros(24))

@@ -22,7 +22,7 @@ STILL = np.zeros(29)
 def compiled() -> mujoco.MjModel:
     environment = make_environment(get_task("kitchen-mixed-v0"))
     assert isinstance(environment, Kitchen)
-    return environment._model
+    return environment.model
 
 
 def kitchen(kind: str = "mixed", horizon: int = 280) -> Kitchen:

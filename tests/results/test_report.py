@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from c4rl.environments.making import make_environment
+from c4rl.environments.tasks import get_task, missing
+from c4rl.results.report.policies import RENDERED
 from tests.cli.support import SMALL, listing, logged_arrays, run, save_npz
 from tests.diagnostics.browser import visit
 from tests.diagnostics.folders import make_folder
@@ -139,6 +142,17 @@ def test_frames_of_a_robot_are_drawn_where_mujoco_renders(tmp_path: Path, monkey
     assert run("report", job, "--output", tmp_path / "again.html") == 0
     text = (tmp_path / "again.html").read_text("utf-8")
     assert "No frames of hopper-medium-v2: MuJoCo cannot render here" in text and "data:image/png" not in text
+
+
+@pytest.mark.parametrize("name", ["hopper-medium-v2", "antmaze-umaze-v2", "pen-human-v1", "kitchen-mixed-v0"])
+def test_frames_can_be_drawn_of_a_task_of_each_domain(name: str) -> None:
+    """Drawing needs MuJoCo's model and state of the environment."""
+    task = get_task(name)
+    assert task.domain in RENDERED
+    if (reason := missing(task)) is not None:
+        pytest.skip(reason)
+    simulator: Any = make_environment(task).unwrapped
+    assert simulator.data.qpos.shape == (simulator.model.nq,)
 
 
 def test_a_job_that_has_just_begun(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ class Adroit(gymnasium.Env):
             model.actuator_gainprm[actuators, :3] = stiffness, 0, 0
             model.actuator_biasprm[actuators, :3] = 0, -stiffness, 0
         data = mujoco.MjData(model)
-        self._model, self._data, self._position, self._velocity = model, data, data.qpos, data.qvel
+        self.model, self.data, self._position, self._velocity = model, data, data.qpos, data.qvel
         low, high = model.actuator_ctrlrange.T
         self._middle, self._half_range = (low + high) / 2, (high - low) / 2
         self._palm = data.site("S_grasp").xpos
@@ -46,22 +46,22 @@ class Adroit(gymnasium.Env):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         super().reset(seed=seed)
-        model = self._model
+        model = self.model
         return self.set_state(model.qpos0, np.zeros(model.nv), self._random_scene(self.np_random)), {}
 
     def set_state(self, position: Array, velocity: Array, scene: Array) -> Array:
         """A state, as if an episode started there; returns the observation."""
-        mujoco.mj_resetData(self._model, self._data)
+        mujoco.mj_resetData(self.model, self.data)
         self._set_scene(scene)
         self._position[:], self._velocity[:] = position, velocity
-        mujoco.mj_normalizeQuat(self._model, self._position)
-        mujoco.mj_forward(self._model, self._data)
+        mujoco.mj_normalizeQuat(self.model, self._position)
+        mujoco.mj_forward(self.model, self.data)
         self._steps = 0
         return self._observation()
 
     def step(self, action: Array) -> tuple[Array, float, bool, bool, dict[str, Any]]:
-        self._data.ctrl[:] = self._middle + np.minimum(np.maximum(action, -1.0), 1.0) * self._half_range
-        step(self._model, self._data, FRAMES)
+        self.data.ctrl[:] = self._middle + np.minimum(np.maximum(action, -1.0), 1.0) * self._half_range
+        step(self.model, self.data, FRAMES)
         self._steps += 1
         return self._observation(), self._reward(), self._failed(), self._steps >= self.horizon, {}
 

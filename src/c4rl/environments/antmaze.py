@@ -82,9 +82,9 @@ class AntMaze(gymnasium.Env):
         self.maze, self.horizon = MAZES[maze], horizon
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (29,), np.float64)
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (8,), np.float32)
-        self._model = ant_model(self.maze.walls)
-        self._data = mujoco.MjData(self._model)
-        self._position, self._velocity = self._data.qpos, self._data.qvel  # views
+        self.model = ant_model(self.maze.walls)
+        self.data = mujoco.MjData(self.model)
+        self._position, self._velocity = self.data.qpos, self.data.qvel  # views
         self._steps = 0
         self.goal = place(self.maze.goal)
 
@@ -92,22 +92,22 @@ class AntMaze(gymnasium.Env):
         """Start at the origin, positions + U(-0.1, 0.1), velocities 0.1 N(0, 1), with a new goal in the goal's cell."""
         super().reset(seed=seed)
         rng = self.np_random
-        position = self._model.qpos0 + rng.uniform(-0.1, 0.1, self._model.nq)
-        velocity = 0.1 * rng.standard_normal(self._model.nv)
+        position = self.model.qpos0 + rng.uniform(-0.1, 0.1, self.model.nq)
+        velocity = 0.1 * rng.standard_normal(self.model.nv)
         self.goal = place(self.maze.goal) + rng.uniform(0, 1, 2) + rng.uniform(0, 0.5, 2)
         return self.set_state(position, velocity), {}
 
     def set_state(self, position: Array, velocity: Array) -> Array:
         """Put the ant somewhere, as if an episode started there; returns the observation."""
-        mujoco.mj_resetData(self._model, self._data)
+        mujoco.mj_resetData(self.model, self.data)
         self._position[:], self._velocity[:] = position, velocity
-        mujoco.mj_normalizeQuat(self._model, self._position)
+        mujoco.mj_normalizeQuat(self.model, self._position)
         self._steps = 0
         return self._observation()
 
     def step(self, action: Array) -> tuple[Array, float, bool, bool, dict[str, Any]]:
-        np.minimum(np.maximum(action, -1.0), 1.0, out=self._data.ctrl)
-        step(self._model, self._data, FRAMES)
+        np.minimum(np.maximum(action, -1.0), 1.0, out=self.data.ctrl)
+        step(self.model, self.data, FRAMES)
         self._steps += 1
         x, y = self._position[:2] - self.goal
         arrived = bool(x * x + y * y <= GOAL_RADIUS**2)

@@ -4,7 +4,7 @@ The model is that of gymnasium-robotics. The rules, the goal in the observation 
 FrankaKitchen-v1 of gymnasium-robotics changed.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import mujoco
@@ -53,13 +53,15 @@ class Kitchen(gymnasium.Env):
     first time; the episode ends with the last of them."""
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 (gymnasium's own interface)
+    # where frames are drawn from: the model has no camera of its own that shows the arm
+    view: ClassVar = {"lookat": (-0.2, 0.5, 2.0), "distance": 2.2, "azimuth": 70.0, "elevation": -35.0}
 
     def __init__(self, kind: str, horizon: int, noise: float = 1.0, model: mujoco.MjModel | None = None) -> None:
         """noise: a factor. model: another one than D4RL's, to compare with."""
         self.horizon, self._steps, self._noise = horizon, 0, noise * NOISE
-        self._model = model = model or _model()
-        self._data = mujoco.MjData(model)
-        self._position = self._data.qpos
+        self.model = model = model or _model()
+        self.data = mujoco.MjData(model)
+        self._position = self.data.qpos
         self.goal = np.zeros(30)
         self._subtasks = {}
         for name in KITCHENS[kind]:
@@ -73,22 +75,22 @@ class Kitchen(gymnasium.Env):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         super().reset(seed=seed)
-        return self.set_state(START, np.zeros(self._model.nv)), {}
+        return self.set_state(START, np.zeros(self.model.nv)), {}
 
     def set_state(self, position: Array, velocity: Array) -> Array:
         """A state, as if an episode started there; returns the observation."""
-        mujoco.mj_resetData(self._model, self._data)
-        self._position[:], self._data.qvel[:] = position, velocity
-        mujoco.mj_normalizeQuat(self._model, self._position)
-        mujoco.mj_forward(self._model, self._data)
+        mujoco.mj_resetData(self.model, self.data)
+        self._position[:], self.data.qvel[:] = position, velocity
+        mujoco.mj_normalizeQuat(self.model, self._position)
+        mujoco.mj_forward(self.model, self.data)
         self._steps, self._to_do = 0, set(self._subtasks)
         return self._observation()
 
     def step(self, action: Array) -> tuple[Array, float, bool, bool, dict[str, Any]]:
         # from the observed place: what noise adds to the observation enters the control, as in D4RL
         wanted = self._seen[:ROBOT] + REACH * np.minimum(np.maximum(action, -1.0), 1.0)
-        self._data.ctrl[:] = np.minimum(np.maximum(wanted, LOWEST), HIGHEST)
-        step(self._model, self._data, FRAMES)
+        self.data.ctrl[:] = np.minimum(np.maximum(wanted, LOWEST), HIGHEST)
+        step(self.model, self.data, FRAMES)
         self._steps += 1
         observation = self._observation()
         done = {name for name in self._to_do if self._distance(self._subtasks[name]) < DONE_WITHIN}

@@ -85,7 +85,7 @@ class KitchenArm(gymnasium.Wrapper):
 
     def __init__(self, kind: str, horizon: int) -> None:
         super().__init__(Kitchen(kind, horizon))
-        self._orders, self._model = orders(kind), self.env._model
+        self._orders, self._model = orders(kind), self.env.model
         self._data, self._hand = mujoco.MjData(self._model), self._model.site("end_effector").id
         self._moves, self._turns = np.zeros((3, self._model.nv)), np.zeros((3, self._model.nv))
         self._see(START)

@@ -56,7 +56,11 @@ def serve() -> None:
     model, data = simulator.model, simulator.data
     states = [(data.qpos.copy(), data.qvel.copy()) for _ in steps(environment, policy, wanted["seed"])]
     names = [model.camera(i).name for i in range(model.ncam)]
-    camera = next((name for name in CAMERAS if name in names), names[0] if names else -1)
+    camera: Any = next((name for name in CAMERAS if name in names), names[0] if names else -1)
+    if hasattr(simulator, "view"):
+        camera = mujoco.MjvCamera()
+        for name, value in simulator.view.items():
+            setattr(camera, name, value)
     with mujoco.Renderer(model, SIZE, SIZE) as renderer:
         for place in np.linspace(0, len(states) - 1, wanted["count"]).round().astype(int):
             data.qpos[:], data.qvel[:] = states[place]
