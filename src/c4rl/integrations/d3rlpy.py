@@ -137,7 +137,7 @@ def _with_field(loss: Any, penalty: Tensor) -> Any:
     """The loss with the penalty added, and `c4_penalty` as one more field, which d3rlpy logs."""
     values = {field.name: getattr(loss, field.name) for field in dataclasses.fields(loss)}
     values |= {"critic_loss": loss.critic_loss + penalty, "c4_penalty": penalty}
-    return _with_penalty_field(type(loss))(**values)
+    return _with_penalty_field(loss.__class__)(**values)
 
 
 @cache
