@@ -212,13 +212,13 @@ def test_asked_to_stop_again_and_again_it_ends_cleanly(maze_data: Path, tmp_path
     flags = ["--dataset", maze_data, "--task", "maze2d-open-dense-v0", "--eval-episodes", "100000"]
     process = start("train", *flags, *STEADY, "--updates", "20", "--log-every", "1", "--output", folder)
     assert wait_until(process, folder, 20)  # logged right before it is evaluated
-    for _ in range(300):  # pressed until it is over: on a busy machine several may count as one
+    for _ in range(6000):  # until it is over, and so fast that one comes while the last words are printed
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGINT)
-            time.sleep(0.1)
+            time.sleep(0.005)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 130
     advice = f"interrupted twice: left as of the last checkpoint; continue with: c4rl train --resume {folder}"
-    assert err in (f"c4rl: {advice}\n", "c4rl: interrupted\n")  # a third one may come as the advice is to be printed
+    assert err == f"c4rl: {advice}\n"
     assert "Traceback" not in out
     load_checkpoint(folder / "checkpoint.safetensors")

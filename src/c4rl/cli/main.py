@@ -35,6 +35,7 @@ from c4rl.cli.parsing import Arguments
 from c4rl.core.errors import InputError, printable
 from c4rl.core.extras import how_to_install
 from c4rl.core.version import __version__
+from c4rl.training.stopping import StopRequests
 
 
 def _completion(arguments: Arguments) -> int:
@@ -83,10 +84,13 @@ def command_line() -> None:
 
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, interrupt)
+    StopRequests.process_ends_with_job = True
     try:
         code = main()
     except SystemExit:  # after --help; or rich saw that nobody reads its output any more
         code = 0
+    except KeyboardInterrupt:  # one more, while the first was answered
+        code = 130
     except Exception:
         if not interruptions:
             raise

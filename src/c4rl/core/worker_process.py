@@ -7,6 +7,7 @@ bytes behind it where there are any.
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -63,9 +64,15 @@ class WorkerProcess:
             raise WorkerDied(self.stop())
         return found
 
+    def kill(self) -> None:
+        """And what it started: a library may look for its parts in a process, which would complain of the lost pipe."""
+        if self.process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+
     def stop(self) -> int:
         """Kill it and collect its exit code."""
-        self.process.kill()
+        self.kill()
         code = self.process.wait()
         for stream in (self._requests, self._replies):
             with suppress(OSError):  # bytes that a dead worker never read

@@ -160,7 +160,7 @@ def _run(
             progress(done)
     finally:
         for worker in processes:
-            worker.process.kill()  # a thread that waits for it notices
+            worker.kill()  # a thread that waits for it notices
         threads.shutdown(cancel_futures=True)
         for worker in processes:
             worker.stop()

@@ -186,7 +186,7 @@ class EvaluationPool:
             self._closed = True
             processes = [worker for worker in self._processes if worker is not None]
         for worker in processes:
-            worker.process.kill()
+            worker.kill()
         for _ in self._threads:
             self._jobs.put(None)
         for thread in self._threads:

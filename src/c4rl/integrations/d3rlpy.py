@@ -1,6 +1,7 @@
 """C4 in d3rlpy's TD3+BC, CQL and IQL: `algo.fit(with_c4(algo, dataset), ...)` (docs/integrations.md)."""
 
 import dataclasses
+from functools import cache
 from typing import Any
 
 import torch
@@ -134,6 +135,11 @@ class _QValue(nn.Module):
 
 def _with_field(loss: Any, penalty: Tensor) -> Any:
     """The loss with the penalty added, and `c4_penalty` as one more field, which d3rlpy logs."""
-    kind = dataclasses.make_dataclass("C4CriticLoss", [("c4_penalty", Tensor)], bases=(type(loss),), frozen=True)
     values = {field.name: getattr(loss, field.name) for field in dataclasses.fields(loss)}
-    return kind(**values | {"critic_loss": loss.critic_loss + penalty, "c4_penalty": penalty})
+    values |= {"critic_loss": loss.critic_loss + penalty, "c4_penalty": penalty}
+    return _with_penalty_field(loss.__class__)(**values)
+
+
+@cache
+def _with_penalty_field(kind: type) -> Any:
+    return dataclasses.make_dataclass("C4CriticLoss", [("c4_penalty", Tensor)], bases=(kind,), frozen=True)

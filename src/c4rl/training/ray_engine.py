@@ -211,7 +211,7 @@ def run_jobs(
                 if wanted > asked:
                     for ref in pending:  # once: save and stop; twice: stop
                         ray.cancel(ref, force=wanted > 1)
-                    asked, asked_at = wanted, min(asked_at, now)
+                    asked, asked_at, requests.obeyed = wanted, min(asked_at, now), requests.count > 0
                 for job in [job for job in open_jobs if job not in (own for own, _ in pending.values())]:
                     open_jobs.remove(job)
                     yield job, _end(job)

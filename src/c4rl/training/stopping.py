@@ -4,13 +4,17 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 
 class StopRequests:
+    # set by the process `c4rl`: after a job that stopped nothing is left to interrupt but its last words
+    process_ends_with_job: ClassVar[bool] = False
+
     def __init__(self) -> None:
         self.reason: str | None = None  # of the last one
         self.count = 0
+        self.obeyed = False
 
     def hurry(self) -> None:
         """Called during long waits: end them at a second request. A handler that raised by itself might do so where
@@ -20,7 +24,7 @@ class StopRequests:
 
     @contextmanager
     def heeded(self) -> Iterator[None]:
-        """Ctrl-C and termination are noted, and raise nothing."""
+        """Ctrl-C and termination are noted, and raise nothing; in the process `c4rl` to its end, once one is obeyed."""
 
         def note(number: int, frame: Any) -> None:
             self.count += 1
@@ -31,6 +35,10 @@ class StopRequests:
         previous = {number: signal.signal(number, note) for number in numbers}
         try:
             yield
+        except BaseException:
+            self.obeyed = self.count > 0
+            raise
         finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+            if not (self.obeyed and self.process_ends_with_job):
+                for number, handler in previous.items():
+                    signal.signal(number, handler)
