@@ -95,6 +95,7 @@ def plan(compiled: bool) -> list[list[Case]]:
     families = [
         *(replace(case, variant=f"without {family}") for case in with_c4[:3] for family in FAMILIES),
         *(replace(with_c4[2], variant="without tanh_gaussian", precision=p) for p in ops.OFFERED),
+        replace(with_c4[2], plugins="none", variant="without losses metrics", precision="bf16x3"),
         *(replace(c, plugins="layer_norm", variant="without layer_norm") for c in with_c4[:3]),
     ]
     slow = [
@@ -406,8 +407,9 @@ def tables(file: Path) -> str:
         for place, (algorithm, runs) in enumerate(itertools.product(("td3_bc", "cql"), (1, 25))):
             if compiled := longer(replaced, algorithm, plugins, runs):
                 found[place] += f" ({compiled})"
-        if more := longer(variant, "cql", plugins, 1, precision="bf16x3"):
-            found[2] += f"; in bf16x3 {more}"
+        for name, own in {"in bf16x3": plugins, "CQL alone in bf16x3": "none"}.items():
+            if more := longer(variant, "cql", own, 1, precision="bf16x3"):
+                found[2] += f"; {name} {more}"
         if any(found):
             lines.append(f"| {label} | {' | '.join(found)} |")
     return "\n".join(lines)

@@ -5,7 +5,7 @@ Actions live in [-1, 1]; the task's bounds are applied outside.
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -48,32 +48,39 @@ def dropout_masks(streams: Streams, stream: str, share: float, hidden: Sequence[
     return list(((drawn >= share).to(drawn.dtype) / (1 - share)).unbind(1))
 
 
-class DeterministicPolicy(nn.Module):
-    """μ(s) = tanh(f(s))."""
+class Policy(nn.Module):
+    """A policy per run, from an MLP f on states."""
+
+    per_action: ClassVar[int] = 1  # numbers that f gives for each dimension of an action
 
     def __init__(
         self, stack: Stack, name: str, hidden: Sequence[int], *, layer_norm: bool = False, initialization: str = "torch"
     ) -> None:
         super().__init__()
-        sizes = (stack.observation_dim, *hidden, stack.action_dim)
+        self.action_dim = stack.action_dim
+        sizes = (stack.observation_dim, *hidden, self.per_action * stack.action_dim)
         self.mlp = StackedMLP(stack, name, sizes, layer_norm=layer_norm, initialization=initialization)
+
+
+class DeterministicPolicy(Policy):
+    """μ(s) = tanh(f(s))."""
 
     def forward(self, observations: Tensor, masks: Sequence[Tensor] | None = None) -> Tensor:
         """[R, B, s] -> [R, B, a]. masks: dropout factors of each hidden layer."""
         return torch.tanh(self.mlp(observations, masks))
 
 
-class GaussianPolicy(nn.Module):
+class GaussianPolicy(Policy):
     """Tanh-Gaussian. `log_std` is "linear" (an output of the network, clamped to [-5, 2]) or "scaled" (the same output
     times a learned scalar, initially 1, plus another, initially -1, clamped to [-20, 2])."""
+
+    per_action = 2
 
     def __init__(
         self, stack: Stack, name: str, hidden: Sequence[int], log_std: str = "linear", *, layer_norm: bool = False
     ) -> None:
-        super().__init__()
-        self.action_dim, self.scaled = stack.action_dim, log_std == "scaled"
-        sizes = (stack.observation_dim, *hidden, 2 * stack.action_dim)
-        self.mlp = StackedMLP(stack, name, sizes, layer_norm=layer_norm)
+        super().__init__(stack, name, hidden, layer_norm=layer_norm)
+        self.scaled = log_std == "scaled"
         if self.scaled:
             shape = (stack.runs, 1, 1)
             self.log_std_multiplier = nn.Parameter(torch.ones(shape, device=stack.device, dtype=stack.dtype))
@@ -109,15 +116,11 @@ class Gaussian(TanhGaussian):
         return Gaussian(self.mean.detach(), self.log_std.detach())
 
 
-class TanhMeanGaussianPolicy(nn.Module):
+class TanhMeanGaussianPolicy(Policy):
     """N(tanh(f(s)), σ²): the mean is squashed, the distribution is not; log σ does not depend on s and starts at 0."""
 
-    def __init__(
-        self, stack: Stack, name: str, hidden: Sequence[int], *, layer_norm: bool = False, initialization: str = "torch"
-    ) -> None:
-        super().__init__()
-        sizes = (stack.observation_dim, *hidden, stack.action_dim)
-        self.mlp = StackedMLP(stack, name, sizes, layer_norm=layer_norm, initialization=initialization)
+    def __init__(self, stack: Stack, name: str, hidden: Sequence[int], **form: Any) -> None:
+        super().__init__(stack, name, hidden, **form)
         shape = (stack.runs, 1, stack.action_dim)
         self.log_std = nn.Parameter(torch.zeros(shape, device=stack.device, dtype=stack.dtype))
 
@@ -126,14 +129,10 @@ class TanhMeanGaussianPolicy(nn.Module):
         return Gaussian(torch.tanh(self.mlp(observations, masks)), self.log_std.clamp(-5, 2))
 
 
-class TanhHeadGaussianPolicy(nn.Module):
+class TanhHeadGaussianPolicy(Policy):
     """N(μ(s), σ(s)²) of x = tanh(f(s)), 2|A| numbers: μ is the first half, log σ = -5 + 2.5(x + 1) of the second."""
 
-    def __init__(self, stack: Stack, name: str, hidden: Sequence[int], *, initialization: str = "torch") -> None:
-        super().__init__()
-        self.action_dim = stack.action_dim
-        sizes = (stack.observation_dim, *hidden, 2 * stack.action_dim)
-        self.mlp = StackedMLP(stack, name, sizes, initialization=initialization)
+    per_action = 2
 
     def forward(self, observations: Tensor) -> Gaussian:
         """[R, B, s] -> distribution over [R, B, a]."""
@@ -165,6 +164,3 @@ class EvaluatedPolicy(NamedTuple):
                 x = torch.addcmul(shift, F.layer_norm(x, x.shape[-1:], eps=LAYER_NORM_EPSILON), gain)
             x = x.relu()
         return torch.tanh(torch.baddbmm(self.biases[-1].unsqueeze(1), x, self.weights[-1]))
-
-
-Policy = DeterministicPolicy | GaussianPolicy | TanhMeanGaussianPolicy | TanhHeadGaussianPolicy
