@@ -29,6 +29,7 @@ from c4rl.core.ops import OFFERED
 from c4rl.data.packing import pack_datasets
 from c4rl.jobs.config import empty_config
 from c4rl.jobs.registry import algorithm_class
+from c4rl.plugins.c4.plugin import C4Config
 from c4rl.training.launch import Launch
 from c4rl.training.preparation import prepare
 
@@ -42,7 +43,11 @@ class Study:
     """The seeds of one task with one choice of plug-ins: a launch of runs on a stream of its own."""
 
     def __init__(self, path: Path, task: str, plugin: str, seeds: int, updates: int, device: torch.device) -> None:
-        options = {} if device.type == "cuda" else {"options": algorithm_class("cql").config_type(**TINY)}
+        options: dict[str, Any] = {}
+        if device.type != "cuda":
+            options["options"] = algorithm_class("cql").config_type(**TINY)
+        if plugin == "c4":
+            options["plugin_options"] = (C4Config(mode="proxy"),)  # whose trace is compared
         job = {"dataset": path, "task": task, "output": Path("unused"), "seeds": tuple(range(seeds))}
         config = replace(empty_config("cql", (plugin,), updates=updates, **job, **options), monitor=True)
         preparation = prepare(config)

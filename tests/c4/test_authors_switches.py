@@ -235,7 +235,9 @@ def dot_product(launch: Launch, batch: Any, next_pairs: Tensor, valid: Tensor) -
 @pytest.mark.parametrize("zeroed", [True, False])
 @pytest.mark.parametrize("mask", [True, False])
 def test_the_penalty_loses_its_next_actions_at_the_first_refit(zeroed: bool, mask: bool) -> None:
-    form = C4Config(K=2, period=2, estimator="dot_product", lambda_=0.3, zero_next_actions=zeroed, mask_invalid=mask)
+    form = C4Config(
+        K=2, mode="proxy", period=2, estimator="dot_product", lambda_=0.3, zero_next_actions=zeroed, mask_invalid=mask
+    )
     launch = launch_of(form, seeds=(0, 1))
     for updates in (1, 1, 1):  # the refit is after the second
         found, batch = penalty_of(launch)
@@ -255,7 +257,9 @@ def test_without_the_mask_all_rows_shape_the_mixture() -> None:
     for mask in (True, False):
         data = with_trajectories(small_dataset(400), 4)
         far = np.float32(200) * ~data.next_action_valid[:, None]
-        launch = launch_of(C4Config(K=2, mask_invalid=mask), data=replace(data, observations=data.observations + far))
+        launch = launch_of(
+            C4Config(K=2, mode="proxy", mask_invalid=mask), data=replace(data, observations=data.observations + far)
+        )
         mixture = plugin_of(launch).clustering.mixture
         assert mixture is not None
         spread[mask] = float(mixture.scale.max())
@@ -282,7 +286,7 @@ def test_refits_overwrite_both_critics_by_their_average(average: bool) -> None:
 
 @pytest.mark.parametrize("network", ["target", "online"])
 def test_the_network_that_gives_the_next_gradients(network: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    launch = advance(launch_of(C4Config(K=2, period=100, next_features=network)), 3)
+    launch = advance(launch_of(C4Config(K=2, mode="proxy", period=100, next_features=network)), 3)
     seen: list[Any] = []
     monkeypatch.setattr(plugin_of(launch).clustering, "refresh", lambda gradients, *rest: seen.append(gradients) or {})
     plugin_of(launch).refresh(launch.algorithm, 100)

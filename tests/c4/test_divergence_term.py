@@ -22,7 +22,7 @@ STD = 0.3
 
 
 def launch_of(**form: Any) -> Launch:
-    options = (C4Config(**{"K": 3, "divergence_weight": 1.0, "actor_rows": "cluster"} | form),)
+    options = (C4Config(**{"K": 3, "mode": "proxy", "divergence_weight": 1.0, "actor_rows": "cluster"} | form),)
     return make_launch(small_config("cql", ("c4",), plugin_options=options), small_dataset(400))
 
 

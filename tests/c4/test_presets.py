@@ -168,10 +168,10 @@ def test_the_papers_lambda_follows_the_kind_of_data(task: str, algorithm: str) -
     assert c4_of(config_of("paper", algorithm, task)).lambda_ == LAMBDAS[task]
 
 
-def test_the_paper_is_what_c4_does_by_default_except_for_lambda_domain_directions_and_the_actors_rows() -> None:
-    """The paper's values are the defaults of the flags, but the mixture is on y itself, not on 16 directions of it, and
-    the actor trains on the critics' rows."""
-    config, on_all = config_of("paper"), (C4Config(directions=None, actor_rows="cluster"),)
+def test_the_paper_is_what_c4_does_by_default_except_for_features_directions_and_the_actors_rows() -> None:
+    """The paper's values are the defaults of the flags, but it has features instead of gradients, the mixture is on y
+    itself, not on 16 directions of it, and the actor trains on the critics' rows."""
+    config, on_all = config_of("paper"), (C4Config(mode="proxy", directions=None, actor_rows="cluster"),)
     given: dict[str, Any] = {"dataset": config.dataset, "task": config.task, "output": config.output}
     plain = empty_config("cql", ("c4",), plugin_options=on_all, **given)
     assert config == dataclasses.replace(plain, preset="paper", updates=300_000)

@@ -14,13 +14,16 @@ from c4rl.plugins.c4.clustering import Clustering, ClusteringConfig, launch_key
 from c4rl.plugins.c4.cross_covariance import PenaltyConfig, WeightedPenalty
 from c4rl.plugins.c4.divergence_term import DivergenceConfig, DivergenceTerm
 from c4rl.plugins.c4.divergences import check_divergence
-from c4rl.plugins.c4.feature_gradients import feature_gradients, online_feature_gradients
+from c4rl.plugins.c4.feature_gradients import Mode, feature_gradients, online_feature_gradients
 from c4rl.plugins.c4.padding import padded, unpadded
 from c4rl.plugins.seams import ActorStep, CriticStep, Host, Plugin, Sampler
 
 
 @dataclass(frozen=True)
 class C4Config(ClusteringConfig, PenaltyConfig, DivergenceConfig, AuthorsConfig):
+    mode: Mode = "exact"
+    """Gradients of Q with respect to its input (exact; scores more), or penultimate features (proxy, cheaper; as the
+    paper runs it)."""
     actor_rows: Literal["cluster", "uniform"] = "uniform"
     """Rows of the actor's batch: its own from all the data (Algorithm 1 says "critic minibatch"; scores more), or the
     critics', from one cluster (as the section on clustered buffers argues, and --preset paper)."""
