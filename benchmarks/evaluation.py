@@ -3,6 +3,8 @@
     python benchmarks/evaluation.py [--task hopper-medium] [--workers 2] [--repeats 5] [--policy policy.npz]
 
 The two are measured in turn, so that other load on the machine meets both; the best and the median ratio are printed.
+--equal: the policy has a product for each row in SyncVectorEnv too; the returns are then equal, which is checked.
+Without it SyncVectorEnv has one product for all ten rows, which costs less and rounds differently.
 --cpu-time: on a busy machine, env-steps per CPU second of SyncVectorEnv and of one worker's loop, and their ratio times
 the workers: what so many free cores would give.
 """
@@ -59,14 +61,17 @@ def plain_environment(task: Task) -> gymnasium.Env:
     return make_environment(task)
 
 
-def synchronous(task: Task, policy: NumpyPolicy, seed: int, by_cpu: bool = False) -> tuple[np.ndarray, int, float]:
+def synchronous(
+    task: Task, policy: NumpyPolicy, seed: int, by_cpu: bool = False, equal: bool = False
+) -> tuple[np.ndarray, int, float]:
     """Returns, env-steps that count, and seconds of ten episodes in gymnasium's SyncVectorEnv."""
     vector = gymnasium.vector.SyncVectorEnv([lambda: plain_environment(task)] * EPISODES)
     observations, _ = vector.reset(seed=seed)
     returns, running, steps = np.zeros(EPISODES), np.ones(EPISODES, bool), 0
     start, cpu = time.perf_counter(), time.process_time()
     while running.any():
-        observations, rewards, terminated, truncated, _ = vector.step(policy.act(observations))
+        actions = policy.act(observations[:, None])[:, 0] if equal else policy.act(observations)
+        observations, rewards, terminated, truncated, _ = vector.step(actions)
         returns += rewards * running
         steps += int(running.sum())
         running &= ~(terminated | truncated)
@@ -91,6 +96,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--task", default="hopper-medium-v2")
     parser.add_argument("--cpu-time", action="store_true")
+    parser.add_argument("--equal", action="store_true")
     parser.add_argument("--policy", help="arrays of a NumpyPolicy for the task; without it a random network")
     arguments = parser.parse_args()
     task = get_task(arguments.task)
@@ -102,7 +108,7 @@ def main() -> None:
     ratios = []
     for repeat in range(arguments.repeats if arguments.cpu_time else 0):
         seed = EPISODES * repeat
-        _, steps, seconds = synchronous(task, policy, seed, by_cpu=True)
+        _, steps, seconds = synchronous(task, policy, seed, by_cpu=True, equal=arguments.equal)
         own = one_worker(task, policy, seed, arguments.workers)
         own_steps = sum(len(rollout(environment, policy, seed + e)["rewards"]) for e in range(EPISODES))
         ratios.append(arguments.workers * (own_steps / own) / (steps / seconds))
@@ -117,10 +123,11 @@ def main() -> None:
         pool.evaluate([policy], 2 * arguments.workers, seed=0)  # the workers are up
         for repeat in range(arguments.repeats):
             seed = EPISODES * repeat
-            _, steps, seconds = synchronous(task, policy, seed)
+            returns, steps, seconds = synchronous(task, policy, seed, equal=arguments.equal)
             start = time.perf_counter()
-            pool.evaluate([policy], EPISODES, seed)
+            found = pool.evaluate([policy], EPISODES, seed)
             pool_seconds = time.perf_counter() - start
+            assert not arguments.equal or np.array_equal(found[0], returns), "returns differ"
             # rounding differs between one row and ten, so the episodes' lengths may: count the pool's own steps
             pool_steps = sum(len(rollout(environment, policy, seed + e)["rewards"]) for e in range(EPISODES))
             ratios.append(pool_steps / pool_seconds / (steps / seconds))

@@ -1,8 +1,9 @@
 """--preset best: what scored most on small datasets, chosen by a rule that looks at the data alone (docs/recipe.md).
 
 Where trajectories start alike, their returns compare behaviours: clone the better ones. Where they start apart, as in a
-maze, a good policy has to be put together from pieces of many: learn values. But not where the end alone is paid, as in
-AntMaze: few rows teach no values then, and cloning scores more. Settings and reasons are in best.json.
+maze, a good policy has to be put together from pieces of many: learn values. But not where their states hardly
+meet, as those of an ant in a maze: there is nothing to put together, and cloning scores more. Settings and reasons are
+in best.json.
 """
 
 import json
