@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from c4rl import C4Anywhere, C4AnywhereConfig
+from c4rl.integrations.loss_penalty import LossPenalty
 
 
 class ReplayBuffer:
@@ -69,6 +70,7 @@ class TD3BC:
             self.critics[0], self.target_critics[0], state, action, next_state, done,
             config=C4AnywhereConfig(lambda_=lambda_), seed=seed,
         )  # fmt: skip
+        self.penalty = LossPenalty(self.c4, zip(self.critics, self.target_critics, strict=True))
 
     def train(self, batch: list[Tensor]) -> dict[str, float]:
         state, action, reward, next_state, done = batch
@@ -78,9 +80,9 @@ class TD3BC:
             next_action = (self.target_actor(next_state) + noise).clamp(-1, 1)
             next_q = torch.min(*(q(next_state, next_action) for q in self.target_critics))
             target = reward + (1 - done) * 0.99 * next_q
-        critic_loss = sum(F.mse_loss(q(state, action), target) for q in self.critics)
-        for pair in zip(self.critics, self.target_critics, strict=True):
-            critic_loss = critic_loss + self.c4.penalty(*pair)  # C4
+        critic_loss = self.penalty.added_to(  # C4
+            lambda: torch.stack([F.mse_loss(q(state, action), target) for q in self.critics]).sum()
+        )
         self.critic_optimizer.zero_grad()
         critic_loss.backward()
         self.critic_optimizer.step()

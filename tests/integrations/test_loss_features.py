@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from c4rl import C4Anywhere, C4AnywhereConfig
-from c4rl.integrations.loss_features import LossFeatures, penalty_of
-from c4rl.integrations.stacked_targets import StackedTargets
+from c4rl.integrations.loss_features import LossFeatures
+from c4rl.integrations.loss_penalty import LossPenalty
 
 
 def critic(seed: int) -> nn.Sequential:
@@ -57,8 +57,7 @@ def gradients(loss: Tensor, critics: Any) -> list[Tensor]:
 def test_the_penalty_is_that_of_features_computed_anew(
     plain: Callable[..., Tensor], found: bool, critics: Any, c4: C4Anywhere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorded, rows = LossFeatures([critics[0][0]] if plain is stacked else [q for q, _ in critics]), c4.rows(32)
-    targets = StackedTargets([target for _, target in critics])
+    added, rows = LossPenalty(c4, critics, [critics[0][0]] if plain is stacked else None), c4.rows(32)
     anew: list[Tensor] = []
     features = c4._gradients
 
@@ -68,9 +67,9 @@ def test_the_penalty_is_that_of_features_computed_anew(
 
     monkeypatch.setattr(c4, "_gradients", counted)
     for _ in range(2):
-        with recorded.recording():
+        with added.recording():
             loss = plain(critics, c4.x[rows])
-        penalty = penalty_of(c4, critics, loss, rows, recorded, targets)
+        penalty = added.of(loss, rows)
     assert len(anew) == (0 if found else 4)
     expected = torch.stack([c4.penalty(*both, rows=rows) for both in critics]).sum()
     torch.testing.assert_close(penalty, expected)
@@ -93,12 +92,9 @@ def test_a_loss_that_changes_its_order_is_noticed(
 
 
 def test_exact_mode_and_no_weight_use_no_features(critics: Any, c4: C4Anywhere) -> None:
-    rows = c4.rows(32)
     for options in ({"mode": "exact"}, {"lambda_": 0.0}):
         other = C4Anywhere(*critics[0], c4.x, c4.x_next, c4.valid, config=C4AnywhereConfig(K=2, **options))
-        recorded = LossFeatures([q for q, _ in critics])
-        with recorded.recording():
-            loss = one_by_one(critics, c4.x[rows])
-        expected = torch.stack([other.penalty(*both, rows=rows) for both in critics]).sum()
-        targets = StackedTargets([target for _, target in critics])
-        torch.testing.assert_close(penalty_of(other, critics, loss, rows, recorded, targets), expected)
+        drawn = other.rows(32)
+        expected = torch.stack([other.penalty(*both) for both in critics]).sum()
+        found = LossPenalty(other, critics).added_to(lambda drawn=drawn: one_by_one(critics, c4.x[drawn]))
+        torch.testing.assert_close(found - one_by_one(critics, c4.x[drawn]), expected)

@@ -11,14 +11,25 @@ from c4rl.plugins.c4.anywhere import penultimate_features
 
 
 class BetweenLayers(nn.Module):
-    """Something happens that is no module's doing."""
+    """Activations that are no modules."""
+
+    def __init__(self, activation: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.body, self.head, self.activation = nn.Linear(3, 8), nn.Linear(8, 1), activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.activation(self.body(x)))
+
+
+class TwoEntrances(nn.Module):
+    """No chain: its layers' widths do not follow one another."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.head = nn.Linear(3, 8), nn.Linear(8, 1)
+        self.state, self.action, self.head = nn.Linear(2, 4), nn.Linear(1, 4), nn.Linear(8, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.body(x).relu_())
+        return self.head(torch.cat([self.state(x[:, :2]), self.action(x[:, 2:])], 1))
 
 
 def chain(activation: nn.Module, bias: bool = True) -> nn.Sequential:
@@ -30,25 +41,29 @@ def features_of(targets: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
         return [penultimate_features(target, x) for target in targets]
 
 
-@pytest.mark.parametrize("options", [{}, {"bias": False}])
-def test_features_are_those_of_each_target(options: dict[str, bool]) -> None:
+@pytest.mark.parametrize(
+    "target", [lambda: chain(nn.Tanh()), lambda: chain(nn.ELU(), bias=False), lambda: BetweenLayers(torch.relu)]
+)
+def test_features_are_those_of_each_target(target: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
-    targets, x = [chain(nn.Tanh(), **options) for _ in range(3)], torch.randn(16, 3)
+    targets, x = [target() for _ in range(3)], torch.randn(16, 3)
     stacked = StackedTargets(targets)
     for _ in range(3):
         found = stacked.features(x, lambda: features_of(targets, x))
         assert found is not None and not found.requires_grad
         torch.testing.assert_close(found, torch.stack(features_of(targets, x)))
         with torch.no_grad():
-            for target in targets:
-                target[2].weight.mul_(1.5)
+            for weight in (weight for one in targets for weight in one.parameters()):
+                weight.mul_(1.5)
     assert not any(module._forward_pre_hooks for target in targets for module in target.modules())
 
 
 @pytest.mark.parametrize(
     "targets",
     [
-        lambda: [BetweenLayers(), BetweenLayers()],
+        lambda: [BetweenLayers(torch.tanh), BetweenLayers(torch.tanh)],
+        lambda: [TwoEntrances(), TwoEntrances()],
+        lambda: [chain(nn.ReLU()), chain(nn.ReLU(), bias=False)],
         lambda: [chain(nn.LayerNorm(8)), chain(nn.LayerNorm(8))],
         lambda: [chain(nn.ReLU()), chain(nn.Tanh())],
         lambda: [chain(nn.LeakyReLU(0.1)), chain(nn.LeakyReLU(0.5))],

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from c4rl.core.errors import InputError
 from c4rl.core.extras import how_to_install
-from c4rl.integrations.loss_features import LossFeatures, penalty_of
-from c4rl.integrations.stacked_targets import StackedTargets
+from c4rl.integrations.loss_penalty import LossPenalty
 from c4rl.plugins.c4.anywhere import C4Anywhere, C4AnywhereConfig
 
 __all__ = ["ClusteredDataset", "with_c4"]
@@ -85,17 +84,14 @@ class ClusteredDataset:
         return batch
 
     def _add_penalty(self, critics: "list[tuple[_QValue, _QValue]]") -> None:
-        plain = self._impl.compute_critic_loss
-        features = LossFeatures([critic for critic, _ in critics])
-        targets = StackedTargets([target for _, target in critics])
+        plain, penalty = self._impl.compute_critic_loss, LossPenalty(self.c4, critics)
 
         def with_penalty(batch: Any, q_tpn: Tensor) -> Any:
             if self._drawn is None or batch.numpy_batch is not self._drawn[0]:
                 raise InputError("with_c4: found a batch of another dataset, expected algo.fit(with_c4(algo, dataset))")
-            with features.recording():
+            with penalty.recording():
                 loss = plain(batch, q_tpn)
-            rows = self._drawn[1]
-            return _with_field(loss, penalty_of(self.c4, critics, loss.critic_loss, rows, features, targets))
+            return _with_field(loss, penalty.of(loss.critic_loss, self._drawn[1]))
 
         self._impl.compute_critic_loss = with_penalty
         setattr(self._impl, MARK, self.c4)

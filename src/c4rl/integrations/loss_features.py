@@ -6,9 +6,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from c4rl.integrations.stacked_targets import StackedTargets
-from c4rl.plugins.c4.anywhere import C4Anywhere
-
 CHECKED_EVERY = 200  # batches
 
 
@@ -54,23 +51,6 @@ class LossFeatures:
         found = [recorded[place] for place in self._places]
         stacked = found[0] if found[0].dim() == 3 else torch.stack(found)
         return stacked if stacked.shape == self._shape else None
-
-
-def penalty_of(
-    c4: C4Anywhere,
-    critics: Sequence[tuple[nn.Module, nn.Module]],
-    loss: Tensor,
-    rows: Tensor,
-    recorded: LossFeatures,
-    targets: StackedTargets,
-) -> Tensor:
-    """The sum of the critics' penalties. critics: each with its target; loss: the sum of their losses."""
-    known = known_next = None
-    if not c4.weighted_penalty.is_zero and c4.config.mode == "proxy":
-        x, x_next = c4.x[rows], c4.x_next[rows]
-        known = recorded.of_critics(lambda: [c4.features(critic, x) for critic, _ in critics])
-        known_next = targets.features(x_next, lambda: [c4.features(target, x_next) for _, target in critics])
-    return c4.joint_penalty(critics, loss.detach() / len(critics), rows, known, known_next)
 
 
 def _places_of(features: Tensor, recorded: Sequence[Tensor]) -> list[int]:

@@ -1,6 +1,6 @@
 """The target critics' features in one pass: small networks one by one cost operations, not arithmetic."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 CHECKED_EVERY = 200  # batches
 # modules without weights that treat every number alike
 ELEMENTWISE = nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid, nn.Softplus
+Chains = list[tuple[nn.Module, ...]]  # layer by layer, that of each target
 
 
 class StackedTargets:
@@ -21,50 +22,41 @@ class StackedTargets:
     def __init__(self, targets: Sequence[nn.Module], bind: Callable[[Any], None] = lambda _: None) -> None:
         """bind: gives a target its present weights, where it is not the module's own that are trained."""
         self._targets, self._bind = targets, bind
-        self._chains: list[tuple[nn.Module, ...]] = []  # layer by layer, that of each target
+        self._chains: Chains = []
         self._batches = 0
 
     @torch.no_grad()
     def features(self, x: Tensor, computed: Callable[[], Sequence[Tensor]]) -> Tensor | None:
         """At x [B, s + a], [critics, B, m]; None: no such chains. computed: the same, as C4 computes them."""
-        if checked := self._batches % CHECKED_EVERY == 0:
-            self._chains = self._find_chains(computed)
-        self._batches += 1
-        if not self._chains:
-            return None
         for target in self._targets:
             self._bind(target)
-        found = self._evaluated(x)
-        if checked:
-            expected = torch.stack(list(computed()))
-            if found.shape != expected.shape or not torch.allclose(found, expected, rtol=1e-4, atol=1e-5):
-                self._chains = []
-                return None
-        return found
+        if self._batches % CHECKED_EVERY == 0:
+            self._chains = self._find_chains(x, computed)
+        self._batches += 1
+        return self._evaluated(x, self._chains) if self._chains else None
 
-    def _find_chains(self, computed: Callable[[], Sequence[Tensor]]) -> list[tuple[nn.Module, ...]]:
-        """The layers below each target's last linear one, in the order of their calls; empty: others are among them."""
-        chains: list[list[nn.Module]] = [[] for _ in self._targets]
+    def _find_chains(self, x: Tensor, computed: Callable[[], Sequence[Tensor]]) -> Chains:
+        called: list[list[nn.Module]] = [[] for _ in self._targets]
         hooks = [
-            module.register_forward_pre_hook(lambda module, _, chain=chain: chain.append(module))
-            for target, chain in zip(self._targets, chains, strict=True)
+            module.register_forward_pre_hook(lambda module, _, own=own: own.append(module))
+            for target, own in zip(self._targets, called, strict=True)
             for module in target.modules()
             if not any(module.children())
         ]
         try:
-            computed()
+            expected = torch.stack(list(computed()))
         finally:
             for hook in hooks:
                 hook.remove()
-        below = [tuple(_below_the_last_linear(chain)) for chain in chains]
-        kinds = {tuple(type(layer) for layer in chain) for chain in below}
-        if len(kinds) != 1 or not all(issubclass(kind, (nn.Linear, *ELEMENTWISE)) for kind in kinds.pop()):
-            return []
-        return list(zip(*below, strict=True))
+        for chains in _candidates(called, x.shape[1]):
+            found = self._evaluated(x, chains)
+            if found.shape == expected.shape and torch.allclose(found, expected, rtol=1e-4, atol=1e-5):
+                return chains
+        return []
 
-    def _evaluated(self, x: Tensor) -> Tensor:
+    def _evaluated(self, x: Tensor, chains: Chains) -> Tensor:
         out = x.expand(len(self._targets), -1, -1)
-        for layers in self._chains:
+        for layers in chains:
             linear = [layer for layer in layers if isinstance(layer, nn.Linear)]  # all or none
             if not linear:
                 out = layers[0](out)
@@ -77,6 +69,20 @@ class StackedTargets:
         return out
 
 
-def _below_the_last_linear(chain: list[nn.Module]) -> list[nn.Module]:
-    linear = [place for place, layer in enumerate(chain) if isinstance(layer, nn.Linear)]
-    return chain[: linear[-1]] if linear else []
+def _candidates(called: list[list[nn.Module]], inputs: int) -> Iterator[Chains]:
+    """What the targets may be, from the modules that each called: the layers below its last linear one."""
+    below = []
+    for modules in called:
+        last = max((place for place, module in enumerate(modules) if isinstance(module, nn.Linear)), default=0)
+        below.append(modules[:last])
+    if len({str(layers) for layers in below}) != 1:  # their kinds, widths and settings
+        return
+    linear = [layer for layer in below[0] if isinstance(layer, nn.Linear)]
+    widths = [inputs, *(layer.out_features for layer in linear)]
+    fits = all(layer.in_features == width for layer, width in zip(linear, widths, strict=False))
+    if not fits or not all(isinstance(layer, (nn.Linear, *ELEMENTWISE)) for layer in below[0]):
+        return
+    chains: Chains = list(zip(*below, strict=True))
+    yield chains
+    if len(linear) == len(chains):  # activations need not be modules
+        yield [layers for own in chains for layers in (own, (nn.ReLU(),))]

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from c4rl.core.errors import InputError
 from c4rl.core.extras import how_to_install
-from c4rl.integrations.loss_features import LossFeatures, penalty_of
-from c4rl.integrations.stacked_targets import StackedTargets
+from c4rl.integrations.loss_penalty import LossPenalty
 from c4rl.plugins.c4.anywhere import C4Anywhere, C4AnywhereConfig
 
 __all__ = ["with_c4"]
@@ -78,16 +77,15 @@ def _sampler_class() -> type:
 
         def _add_penalty(self, loss: Any, critics: "list[tuple[_Member, _Member]]") -> None:
             name = next(method for kind, method in CRITIC_LOSSES.items() if _is_a(loss, kind))
-            plain, features = getattr(loss, name), LossFeatures([loss.qvalue_network])
-            targets = StackedTargets([target for _, target in critics], bind=_Member.bind)
+            plain, c4_penalty = getattr(loss, name), LossPenalty(self.c4, critics, [loss.qvalue_network], _Member.bind)
 
             def with_penalty(tensordict: Any) -> tuple[Tensor, dict[str, Any]]:
                 rows = self._rows_of(tensordict)
-                with features.recording():
+                with c4_penalty.recording():
                     value, metadata = plain(tensordict)
                 with self._lock:  # here, and not where batches are drawn: other threads must not use the critic
                     self.c4.refresh_when_due()
-                penalty = penalty_of(self.c4, critics, value, rows, features, targets)
+                penalty = c4_penalty.of(value, rows)
                 return value + penalty, metadata | {"c4_penalty": penalty.detach()}
 
             setattr(loss, name, with_penalty)

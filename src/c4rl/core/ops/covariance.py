@@ -17,17 +17,22 @@ def cross_covariance(g_next: Tensor, g: Tensor, valid: Tensor) -> Tensor:
     No gradient flows through g'. The centred g' sums to zero, so the mean of g drops out of C_hat and of its
     gradient; it is subtracted (detached) only to keep float32 sums small, and costs nothing in the backward pass.
     """
-    scaled_next, mean = _scaled_and_mean(g_next, g, valid)
+    scaled_next, _, mean = _centred(g_next, g, valid)
     return scaled_next.mT @ (g - mean)
 
 
 @torch.no_grad()
-def _scaled_and_mean(g_next: Tensor, g: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-    """(g' - mean g') / (n-1), 0 in rows that are not valid, and mean g."""
+def _centred(g_next: Tensor, g: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(g' - mean g') / (n-1), 0 in rows that are not valid; g - mean g; and mean g.
+
+    On the CPU fresh memory costs as much as the arithmetic: what was weighted is written over.
+    """
     weight = valid.to(g.dtype).unsqueeze(-1)
     n = weight.sum(-2, keepdim=True)
-    mean_next, mean = ((rows * weight).sum(-2, keepdim=True) / n.clamp_min(1) for rows in (g_next, g))
-    return (g_next - mean_next).mul_(weight / (n - 1).clamp_min(1)), mean
+    scaled_next, centred = g_next * weight, g * weight
+    mean_next, mean = (rows.sum(-2, keepdim=True) / n.clamp_min(1) for rows in (scaled_next, centred))
+    torch.sub(g_next, mean_next, out=scaled_next).mul_(weight / (n - 1).clamp_min(1))
+    return scaled_next, torch.sub(g, mean, out=centred), mean
 
 
 def cross_covariance_size(g_next: Tensor, g: Tensor, valid: Tensor, beta: float | Tensor) -> Tensor:
@@ -43,8 +48,8 @@ class _Size(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, g_next: Tensor, g: Tensor, valid: Tensor, beta: float | Tensor) -> Tensor:
-        scaled_next, mean = _scaled_and_mean(g_next, g, valid)
-        C = scaled_next.mT @ (g - mean)
+        scaled_next, centred, _ = _centred(g_next, g, valid)
+        C = scaled_next.mT @ centred
         diagonal = C.diagonal(dim1=-2, dim2=-1)
         trace = diagonal.sum(-1)
         size = C.square().sum((-2, -1)) + beta * trace.square()

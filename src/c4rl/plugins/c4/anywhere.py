@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +64,7 @@ class C4Anywhere:
         self.report: dict[str, Tensor] = {}  # of the last clustering, and λR of the last penalty
         self._updates, self._clustered_at = 0, 0
         self._rows: Tensor | None = None
+        self._forms: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
         # since which update, rows [S, B] and clusters [S] of S updates from the clusters at hand
         self._ahead: tuple[int, Tensor, Tensor] | None = None
         self._refresh()
@@ -115,6 +117,13 @@ class C4Anywhere:
             self._rows = self._clustered_rows(batch_size)
         return self._rows
 
+    @property
+    def last_rows(self) -> Tensor:
+        """Those drawn last, [B]."""
+        if self._rows is None:
+            raise InputError("C4Anywhere: penalty was called before any rows were drawn, expected rows() or rows=")
+        return self._rows
+
     def _clustered_rows(self, batch_size: int) -> Tensor:
         if self.x.device.type != "cpu":
             return self.clustering.rows(self.streams, batch_size)[0]
@@ -157,9 +166,7 @@ class C4Anywhere:
         critics: each with its target. td_loss: the mean of their losses. features: [critics, B, m], see `penalty`;
         next_features: those of the targets at the logged next actions.
         """
-        rows = self._rows if rows is None else rows
-        if rows is None:
-            raise InputError("C4Anywhere: penalty was called before any rows were drawn, expected rows() or rows=")
+        rows = self.last_rows if rows is None else rows
         if self.weighted_penalty.is_zero:
             weighted = self.x.new_zeros(())
         else:
@@ -230,7 +237,7 @@ class C4Anywhere:
             raise RuntimeError(f"update {step}: {reason}")
 
     def _gradients(self, critic: CriticFunction, x: Tensor, create_graph: bool) -> Tensor:
-        joined = takes_joined(critic) if self.joined is None else self.joined
+        joined = self._takes_joined(critic) if self.joined is None else self.joined
         if not joined and self.action_dim is None:
             raise InputError(
                 "C4Anywhere: the critic takes states and actions apart, expected action_dim, the number of actions"
@@ -240,6 +247,14 @@ class C4Anywhere:
             return input_gradient(lambda x: q_values(critic, x, actions), x, create_graph)
         with torch.set_grad_enabled(create_graph):
             return penultimate_features(critic, x, self.head, actions)
+
+    def _takes_joined(self, critic: CriticFunction) -> bool:
+        """`takes_joined`, of modules once: reading a signature takes as long as a layer."""
+        if not isinstance(critic, nn.Module):
+            return takes_joined(critic)
+        if critic not in self._forms:
+            self._forms[critic] = takes_joined(critic)
+        return self._forms[critic]
 
 
 def _stacked(features: list[Tensor]) -> Tensor:
