@@ -4,6 +4,7 @@ The model is that of gymnasium-robotics. The rules, the goal in the observation 
 FrankaKitchen-v1 of gymnasium-robotics changed.
 """
 
+from functools import cache
 from typing import Any, ClassVar
 
 import gymnasium
@@ -105,6 +106,7 @@ class Kitchen(gymnasium.Env):
         return float(np.linalg.norm(self._seen[positions] - self.goal[positions]))
 
 
+@cache  # compiling takes a second, and nothing changes it
 def _model() -> mujoco.MjModel:
     model = compile_model(model_file(MODEL))
     pedestal = 1
