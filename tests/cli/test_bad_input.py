@@ -269,7 +269,7 @@ BAD_FOLDERS: dict[str, tuple[Build, list[str]]] = {
     ),
     "record a task without a script": (
         lambda folder: ["data", "record", "gym:Pendulum-v1", "--output", folder / "new.npz"],
-        ["policy: found none", "gym:Pendulum-v1", "only Maze2D, AntMaze and locomotion"],
+        ["policy: found none", "gym:Pendulum-v1", "only Maze2D, AntMaze, Kitchen and locomotion"],
     ),
     "record onto a file": (existing_file_for_recording, ["have.npz", "exists already"]),
     "record nothing": (
