@@ -68,7 +68,10 @@ def test_smoothing_is_the_squared_distance_with_the_gradient_of_both_sides() -> 
 def test_predecessors_are_the_states_that_the_actions_lead_to_the_data_from() -> None:
     """A plant s' = s + B a: the action leads to s from s - B a."""
     data, matrix = small_dataset(), np.array([[0.3, -0.2, 0.1, 0, 0.2], [0, 0.1, 0.2, -0.3, 0.1]], np.float32)
-    data = replace(data, next_observations=data.observations + data.actions @ matrix)
+    reached = data.observations + data.actions @ matrix
+    ends = np.arange(len(data)) % 50 == 49
+    reached[ends] = 100.0  # unspecified at terminals, and no part of the fit
+    data = replace(data, next_observations=reached, terminals=ends)
     launch = launch_of("corrective_labels", data=data)
     found = predecessors(launch.buffer, launch.buffer.packed, launch.buffer.packed)
     expected = torch.tensor(data.observations - data.actions @ matrix, dtype=torch.float64)

@@ -11,9 +11,8 @@ import gymnasium
 import mujoco
 import numpy as np
 
+from c4rl.core.array import Array
 from c4rl.environments.kitchen import DONE_WITHIN, KITCHENS, REACH, ROBOT, START, SUBTASKS, Kitchen
-
-Array = np.ndarray
 
 OPEN, CLOSED = 1.0, -1.0
 # sub-task -> the site at its handle, and points relative to where that is at the start, with the fingers' action

@@ -70,9 +70,9 @@ class CorrectiveLabels(Plugin):
 def predecessors(buffer: TransitionBuffer, fitted: Tensor, asked: Tensor) -> Tensor:
     """States from which the logged actions would lead to the logged states of `asked`; both are packed rows [n, ...].
 
-    s - s' by ridge regression on (s', a), its entries and random Fourier features of it.
+    s - s' by ridge regression on (s', a), its entries and random Fourier features of it. Terminal rows have no s'.
     """
-    known, wanted = buffer.unpack(fitted), buffer.unpack(asked)
+    known, wanted = buffer.unpack(fitted[buffer.unpack(fitted).continues > 0]), buffer.unpack(asked)
     draw = torch.Generator().manual_seed(0)
     inputs = sum(buffer.widths)
     frequencies = torch.randn(inputs, FEATURES, generator=draw, dtype=torch.float64).to(asked) * FREQUENCY / inputs**0.5
