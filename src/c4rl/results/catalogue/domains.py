@@ -19,10 +19,9 @@ SHORT = {"updates": 10_000, "eval_every": 5000}
 
 
 def with_c4(base: Method) -> Method:
-    """At this package's defaults (K 5, λ 0.3, 16 directions); the paper has these tables of CQL + C4 alone."""
+    """On features, with as many seeds as the others; the paper has these tables of CQL + C4 alone."""
     plugged = with_plugins(base)[-1]
-    paper = plugged.paper if base.algorithm == "cql" else None
-    return replace(plugged, seeds=None, paper=paper, against=base.label)
+    return replace(plugged, seeds=None, paper=plugged.paper if base.algorithm == "cql" else None)
 
 
 SHORT_CQL = replace(CQL, job=CQL_JOB)

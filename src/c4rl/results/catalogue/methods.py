@@ -45,8 +45,8 @@ def with_plugins(base: Method) -> tuple[Method, ...]:
     """Alone, with LayerNorm and DR3, and with C4 on features (K 5, λ 0.3, 16 directions)."""
     return (
         base,
-        replace(base, label=f"{base.label} + LN", plugins=("layer_norm",), paper=None),
-        replace(base, label=f"{base.label} + DR3", plugins=("dr3",), paper=None),
+        replace(base, label=f"{base.label} + LN", plugins=("layer_norm",), paper=None, against=base.label),
+        replace(base, label=f"{base.label} + DR3", plugins=("dr3",), paper=None, against=base.label),
         replace(
             base,
             label=f"{base.label} + C4",
@@ -54,6 +54,7 @@ def with_plugins(base: Method) -> tuple[Method, ...]:
             options=base.options | PROXY,
             paper=f"{base.label} + C4",
             seeds=5,
+            against=base.label,
         ),
     )
 
