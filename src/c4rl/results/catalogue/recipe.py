@@ -3,13 +3,13 @@
 from dataclasses import replace
 from typing import Any
 
-from c4rl.jobs.presets.best import RECIPES
+from c4rl.jobs.presets.best import BEST, RECIPES
 from c4rl.jobs.presets.c4 import values_of
 from c4rl.results.catalogue.methods import BC, PROXY, TD3BC, series_of
 from c4rl.results.catalogue.sets import EIGHT, MAZES
 from c4rl.results.tables import Method, ResultTable
 
-BEST, APART = RECIPES["cloning"], RECIPES["values"]
+ALIKE, APART = RECIPES["cloning"], RECIPES["values"]
 
 # the recipe of --preset best, and what it was chosen from
 RECIPE = Method(
@@ -17,7 +17,7 @@ RECIPE = Method(
     "bc",
     ("returns",),
     "none",
-    options=values_of(BEST.options) | values_of(BEST.plugins["returns"]),
+    options=values_of(ALIKE.options) | values_of(ALIKE.plugins["returns"]),
     job={"updates": 10_000},
     seeds=60,
 )
@@ -189,6 +189,25 @@ TABLES = (
         updates=10_000,
         evaluations=1,
         note="Seeds 60 to 79.",
+    ),
+    ResultTable(
+        "best-rows",
+        "--preset best on parts of the sets, by updates",
+        tuple(
+            Method(
+                f"best, {rows}k rows, {updates:,} updates",
+                "cloning",
+                preset=BEST,
+                job={"size": 1000 * rows, "updates": updates, "eval_every": updates},
+                against="" if updates == 10_000 else f"best, {rows}k rows, 10,000 updates",
+            )
+            for rows in (1, 3)
+            for updates in (10_000, 2500)
+        ),
+        EIGHT,
+        seeds=5,
+        evaluations=1,
+        note="Whole trajectories.",
     ),
     ResultTable(
         "recipe",
