@@ -88,10 +88,18 @@ def test_tables_say_which_runs_were_not_fp32_and_which_stopped(copied: Store, tr
         entry["stopped"] = {"update": 10, "failed_at": 11, "reason": "nan"}
         path.write_text(json.dumps(entry))
     table, filled = small_table(), fill(small_table(), copied)
-    assert "matrix products in fp32, bf16x3 for BC" in caption(table, filled, "late")
+    assert "matrix products in fp32, bf16x3 for BC;" in caption(table, filled, "late")
     assert "†" in caption(table, filled, "late")
     assert ["†" in row[1] for row in rows_of(table, filled)[1:]] == [True, False, False, False]
     assert "†" not in caption(table, fill(table, trained.store), "late")
+
+
+def test_a_caption_counts_runs_where_many_methods_differ_in_precision(copied: Store) -> None:
+    for path in copied.folder.glob("*/*seed0*"):
+        entry = json.loads(path.read_text())
+        entry["config"]["precision"], entry["made"]["device"] = "bf16x3", "cuda"
+        path.write_text(json.dumps(entry))
+    assert "matrix products in bf16x3 (8 runs in fp32);" in caption(small_table(), fill(small_table(), copied), "late")
 
 
 def test_tables_of_other_quantities_show_them(trained: Trained) -> None:
