@@ -3,7 +3,7 @@
 #   benchmarks/evidence.sh record SETS POLICIES DEMONSTRATIONS       the recorded sets of docs/domains.md, into SETS
 #   benchmarks/evidence.sh train LIST SETS SECONDS [STORE] [OUTPUT]  what the tables lack; LIST: locomotion or domains
 #   benchmarks/evidence.sh list LIST                                 its parts, in order: a table and some of its methods
-# POLICIES: folder of D4RL's Adroit policies, DEMONSTRATIONS: hand_dapg's door demonstrations as npz (benchmarks/door_human.py).
+# Record with MuJoCo 3.11.0. POLICIES: folder of D4RL's Adroit policies, DEMONSTRATIONS: hand_dapg's door demonstrations as npz (benchmarks/door_human.py).
 # SETS holds D4RL's rows as TASK.npz and recorded ones as c4rl/TASK.npz. OUTPUT keeps what a stopped job goes on from.
 # `cp -rs "$PWD/results/store" STORE` makes a store of links, in which the plain files are the new entries.
 # WORKERS (7) parts train at once, on DEVICE (cuda) in PRECISION (bf16x3). DRY=1 only lists what is missing.
