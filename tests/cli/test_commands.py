@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from pathlib import Path
 
 import gymnasium
@@ -80,6 +81,7 @@ class TestData:
         assert run("data", "info", maze, "--json") == 0
         facts = json.loads(capsys.readouterr().out)
         assert facts["rows"] == 600 and facts["observation_dim"] == 4 and facts["action_dim"] == 2
+        assert re.fullmatch(r"maze2d-\S+, seed \d+, d4rl-1, mujoco \S+, c4rl \S+", facts["recorded"])
         assert facts["sha256"] == hashlib.sha256(maze.read_bytes()).hexdigest()
         with np.load(maze) as arrays:
             assert facts["timeouts"] == arrays["timeouts"][:-1].sum() + 1  # the last row ends by the end of the file

@@ -69,6 +69,7 @@ def test_a_job_without_a_simulator_runs_on_the_core_alone(folder: Path) -> None:
     assert code == 2 and err == "c4rl: needs the package 'onnx': pip install 'c4rl[onnx]'\n"
     assert not list(folder.glob("*p.onnx*"))
     assert [code for code, _, _ in found.values()] == [0] * 5, found
+    assert "'c4rl[simulators]'" in found["tasks"][1], "the extra, brackets and all"
     _, out, _ = found[train]
     assert out.count("TensorBoard") == 1 and "pip install 'c4rl[tensorboard]'" in out
     assert {line["update"] for line in metric_lines(folder / "job")} >= {2, 4}

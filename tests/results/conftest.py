@@ -32,7 +32,8 @@ METHODS = (
 
 def small_table(**values: Any) -> ResultTable:
     settings = {"tasks": TASKS, "seeds": 2, "updates": 20, "evaluations": 2, "episodes": 2} | values
-    return ResultTable("small", "A small table", settings.pop("methods", METHODS), **settings)
+    title, methods = settings.pop("title", "A small table"), settings.pop("methods", METHODS)
+    return ResultTable("small", title, methods, **settings)
 
 
 def fill_gaps(table: ResultTable, store: Store, data: Path, output: Path) -> int:

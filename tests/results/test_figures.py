@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from c4rl.cli.main import main
@@ -14,7 +15,9 @@ from tests.results.conftest import METHODS, TASKS, Trained, small_table
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
-from c4rl.results.figure_parts import STYLES, styled
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from c4rl.results.figure_parts import AS_PRINTED, STYLES, add_legend, new_figure, styled
 from c4rl.results.figures import FIGURES, draw
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,7 +27,7 @@ def words(figure) -> str:
     """All text of a figure."""
     axes = [text for axis in figure.axes for text in (axis.get_xlabel(), axis.get_ylabel(), axis.get_title())]
     legend = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
-    return " ".join([figure.get_suptitle(), figure.get_supxlabel(), *axes, *legend])
+    return " ".join([figure.get_suptitle(), figure.get_supxlabel(), *axes, *legend]).replace("\n", " ")
 
 
 @pytest.mark.parametrize("name", ["curves", "profiles", "improvement", "radar", "alpha"])
@@ -67,6 +70,37 @@ def test_theorem_1s_terms_and_the_cosines_are_drawn_from_the_store(trained: Trai
         assert axis.get_title() == method.label
         assert [len(line.get_ydata()) for line in axis.lines] == [2, 2]
     assert "∇Var[δ]" in words(figure)
+
+
+@pytest.mark.parametrize("name", ["curves", "profiles", "improvement", "radar", "terms"])
+def test_no_word_of_a_figure_is_cut_off(name: str, trained: Trained) -> None:
+    """Long titles and feet leave a margin, and labels stay inside the figure."""
+    table = small_table(methods=METHODS[1:], title="A long title, " * 12, note="A long note. " * 20)
+    drawing = replace(FIGURES[name], pairs=())
+    figure = drawing.draw(drawing, table, fill(table, trained.store))
+    FigureCanvasAgg(figure).draw()
+    width = figure.bbox.width
+    for text in (figure._suptitle, figure._supxlabel):
+        box = text.get_window_extent()
+        assert box.x0 >= 0.01 * width and box.x1 <= 0.99 * width, text.get_text()
+    if name == "radar":
+        (axis,) = figure.axes
+        ring, labels = axis.get_window_extent(), [label.get_window_extent() for label in axis.get_xticklabels()]
+        corners = np.concatenate([box.corners() for box in labels])
+        centre = [(ring.x0 + ring.x1) / 2, (ring.y0 + ring.y1) / 2]
+        assert np.linalg.norm(corners - centre, axis=1).min() >= ring.width / 2, "outside of the outer ring"
+        assert min(box.x0 for box in labels) >= 0
+        assert max(box.x1 for box in labels) <= figure.legends[0].get_window_extent().x0
+    if name == "terms":
+        assert "A long note." in words(figure)
+
+
+def test_the_papers_line_stands_last_in_a_legend() -> None:
+    figure, (axis,) = new_figure(1, "", "")
+    for label in (f"C4, {AS_PRINTED}", "BC", "CQL"):
+        axis.plot([0, 1], [0, 1], label=label)
+    add_legend(figure, [axis])
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["BC", "CQL", f"C4, {AS_PRINTED}"]
 
 
 def test_methods_without_runs_are_named(trained: Trained) -> None:

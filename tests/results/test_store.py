@@ -1,6 +1,8 @@
 """The results store: what is kept of a run, what is refused, and gaps that are filled once."""
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 import time
@@ -13,11 +15,15 @@ import pytest
 from safetensors import safe_open
 
 from c4rl.core.errors import InputError
+from c4rl.data.writing import write_npz
 from c4rl.environments.tasks import get_task
-from c4rl.results.bench_tables import check_data, minutes_of, missing_jobs, run_jobs
+from c4rl.results.bench_tables import cheap_first, check_data, minutes_of, missing_jobs, run_jobs
+from c4rl.results.speed_tables import Rate, measured_rates
 from c4rl.results.store import Store, determinants, entries_of, identity
-from c4rl.results.tables import fill
-from tests.results.conftest import C4, METHODS, TASKS, Trained, fill_gaps, small_table
+from c4rl.results.tables import Method, fill, recording_of
+from tests.results.conftest import C4, METHODS, SMALL, TASKS, Trained, fill_gaps, small_table
+
+SPEEDS = Path(__file__).resolve().parents[2] / "results" / "speed"
 
 
 def test_gaps_are_filled_once(trained: Trained, tmp_path: Path) -> None:
@@ -61,14 +67,45 @@ def test_how_long_a_job_takes_is_judged_by_the_most_similar_runs(trained: Traine
     for method in (C4, METHODS[0]):
         (job,) = missing_jobs(small_table(methods=(method,), seeds=3), trained.store, trained.data, tmp_path)
         for kept in (entries, [e for e in entries if e.data["run"]["plugins"] == []], []):
-            found = minutes_of(job, kept, {})
+            found = minutes_of(job, kept, [])
             words[method.label, len(kept)] = found and found[1]
             assert found is None or found[0] > 0
     assert words == {
         ("TD3+BC + C4", 16): "", ("TD3+BC + C4", 12): "guessed from td3_bc", ("TD3+BC + C4", 0): None,
         ("BC", 16): "", ("BC", 12): "", ("BC", 0): None,
     }  # fmt: skip
-    assert minutes_of(job, [], {"bc": 2.0}) == (job.run_updates / 2 / 60, "guessed from bc")
+    bc, stages = Rate("bc", [], "fp32", "cuda", {"training": 2.0}), {"dynamics model": 1.0, "training": 4.0}
+    assert minutes_of(job, entries, [bc]) == (job.run_updates / 2 / 60, ""), "a GPU, not the store's CPU"
+    assert minutes_of(job, [], [bc._replace(precision="bf16x3")]) == (job.run_updates / 2 / 60, "guessed from bc")
+    assert minutes_of(job, [], [bc, bc._replace(stages={"training": 3.0})]) == (job.run_updates / 3 / 60, "")
+    table = small_table(methods=(Method("TSRL", "tsrl", options=SMALL | {"dynamics_updates": 8}),))
+    (job, *_) = missing_jobs(table, trained.store, trained.data, tmp_path)
+    seconds = job.runs * (8 / 1.0 + 20 / 4.0)
+    assert minutes_of(job, [], [Rate("tsrl", [], "fp32", "cuda", stages)]) == (pytest.approx(seconds / 60), "")
+
+
+def test_jobs_that_were_begun_come_first_and_then_cheap_ones(trained: Trained, tmp_path: Path) -> None:
+    jobs = missing_jobs(small_table(), Store(tmp_path / "none"), trained.data, tmp_path)
+    rates = [Rate("bc", [], "fp32", "cuda", {"training": 1.0}), Rate("td3_bc", [], "fp32", "cuda", {"training": 9.0})]
+    order = [jobs.index(job) for job in cheap_first(jobs, Store(tmp_path / "none"), rates)]
+    assert order == [2, 1, 0], "4 runs of TD3+BC, 8 of it, 4 of BC"
+    shutil.copytree(next(trained.jobs.glob("bc-*")), jobs[0].config.output)
+    assert cheap_first(jobs, Store(tmp_path / "none"), rates)[0] is jobs[0]
+
+
+def test_measured_speeds_are_those_of_the_largest_stack_in_each_precision() -> None:
+    rates = {(rate.algorithm, *rate.plugins, rate.precision): rate for rate in measured_rates(SPEEDS)}
+    study = json.loads((SPEEDS / "gpu_speed.json").read_text())["results"]
+    for precision in ("fp32", "bf16x3"):
+        (one,) = (
+            case
+            for case in study
+            if (case["algorithm"], case["plugins"], case["runs"], case["precision"], case["variant"])
+            == ("cql", "c4-proxy", 25, precision, "ours")
+        )
+        found = rates["cql", "c4", precision]
+        assert found.device == "cuda"
+        assert found.stages == {"training": one["stages"]["training"]["run_updates_per_second"]}
 
 
 def test_an_entry_keeps_what_its_run_logged_of_the_method(trained: Trained) -> None:
@@ -139,6 +176,33 @@ def test_other_data_are_refused(trained: Trained, tmp_path: Path) -> None:
         check_data(jobs, tmp_path)
     path.unlink()
     with pytest.raises(InputError, match=f"found no '{path.name}'"):
+        check_data(jobs, tmp_path)
+
+
+def test_a_refused_recording_names_what_differs(tmp_path: Path) -> None:
+    name, other = "c4rl/seed-1/maze2d-medium-v1", "c4rl/pen-expert-v1"
+    table = small_table(tasks=(name,), methods=METHODS[:1])
+    jobs = missing_jobs(table, Store(tmp_path / "store"), tmp_path, tmp_path / "jobs")
+    path = tmp_path / f"{name}.npz"
+    record = f"c4rl data record maze2d-medium-v1 --size 10000 --seed 1 --output {path} with d4rl-1, mujoco 3.11.0"
+    with pytest.raises(InputError, match=re.escape(record)):
+        check_data(jobs, tmp_path)
+    facts = recording_of(name)
+    arrays = {
+        "observations": np.zeros((2, 4), np.float32), "actions": np.zeros((2, 2), np.float32),
+        "rewards": np.zeros(2, np.float32), "terminals": np.zeros(2, bool), "timeouts": np.array([False, True]),
+    }  # fmt: skip
+    path.parent.mkdir(parents=True)
+    write_npz(path, arrays, facts | {"environment": "d4rl-1, mujoco 9.9.9"})
+    words = "environment d4rl-1, mujoco 9.9.9 instead of d4rl-1, mujoco 3.11.0, which gives other bytes"
+    with pytest.raises(InputError, match=f"its sha256 is .*; it was recorded with {words}$"):
+        check_data(jobs, tmp_path)
+    table = small_table(tasks=(other,), methods=METHODS[:1])
+    jobs = missing_jobs(table, Store(tmp_path / "store"), tmp_path, tmp_path / "jobs")
+    with pytest.raises(InputError, match="pen-expert-v1 --size 10000 --seed 0 --policy FILE --output"):
+        check_data(jobs, tmp_path)
+    write_npz(tmp_path / f"{other}.npz", arrays, recording_of(other))
+    with pytest.raises(InputError, match="a network that acts rounds differently on another kind of processor"):
         check_data(jobs, tmp_path)
 
 

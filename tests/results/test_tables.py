@@ -1,6 +1,7 @@
 """Tables: what their cells show, what is said about them, and pages that hold them."""
 
 import json
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from c4rl.data.loading import load_dataset
 from c4rl.data.recording import record
 from c4rl.jobs.presets.best import BEST, RECIPES, best_for
 from c4rl.results import tables
-from c4rl.results.catalogue import TABLES
+from c4rl.results.catalogue import TABLES, get_table
 from c4rl.results.pages import fill_page, table_text
 from c4rl.results.speed_tables import SPEED_TABLES
 from c4rl.results.statistics import mean_interval
@@ -88,10 +89,18 @@ def test_tables_say_which_runs_were_not_fp32_and_which_stopped(copied: Store, tr
         entry["stopped"] = {"update": 10, "failed_at": 11, "reason": "nan"}
         path.write_text(json.dumps(entry))
     table, filled = small_table(), fill(small_table(), copied)
-    assert "matrix products in fp32, bf16x3 for BC" in caption(table, filled, "late")
+    assert "matrix products in fp32, bf16x3 for BC;" in caption(table, filled, "late")
     assert "†" in caption(table, filled, "late")
     assert ["†" in row[1] for row in rows_of(table, filled)[1:]] == [True, False, False, False]
     assert "†" not in caption(table, fill(table, trained.store), "late")
+
+
+def test_a_caption_counts_runs_where_many_methods_differ_in_precision(copied: Store) -> None:
+    for path in copied.folder.glob("*/*seed0*"):
+        entry = json.loads(path.read_text())
+        entry["config"]["precision"], entry["made"]["device"] = "bf16x3", "cuda"
+        path.write_text(json.dumps(entry))
+    assert "matrix products in bf16x3 (8 runs in fp32);" in caption(small_table(), fill(small_table(), copied), "late")
 
 
 def test_tables_of_other_quantities_show_them(trained: Trained) -> None:
@@ -230,3 +239,15 @@ def test_explanations_are_of_cells_that_exist() -> None:
     compared = [TABLES[name] for name in ("main", "c4-screen")]
     cells = {f"{method.label} {task}" for table in compared for method in table.methods for task in table.tasks}
     assert json.loads((tables.HERE / "explanations.json").read_text()).keys() <= cells
+
+
+def test_the_parts_of_evidence_are_rows_of_tables() -> None:
+    script = Path(__file__).resolve().parents[2] / "benchmarks" / "evidence.sh"
+    rows: dict[str, set[str]] = {}
+    for name in ("locomotion", "domains"):
+        listed = subprocess.run([script, "list", name], capture_output=True, text=True, check=True).stdout
+        for table, *methods in (line.split("|") for line in listed.splitlines()):
+            chosen = get_table(table).only(methods or None)  # a wrong name is refused
+            rows.setdefault(table, set()).update(method.label for method in chosen.methods)
+    everything = {method.label for method in get_table("main").methods}
+    assert everything - rows["main"] == {"BC", "TD3+BC"}, "those are in the store"

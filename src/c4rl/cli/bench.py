@@ -53,16 +53,15 @@ def table(arguments: Arguments) -> int:
     values = parse("bench table", arguments, [*flags_of(TableFlags), *flags_of(EngineFlags)], None, table.__doc__)
     flags = TableFlags(**{field.name: values[field.name] for field in fields(TableFlags)})
 
-    from c4rl.results.bench_tables import check_data, list_jobs, missing_jobs, run_jobs, run_jobs_on_ray
+    from c4rl.results.bench_tables import cheap_first, check_data, list_jobs, missing_jobs, run_jobs, run_jobs_on_ray
     from c4rl.results.catalogue import get_table
     from c4rl.results.speed_tables import (
         SPEED_TABLES,
         list_measurements,
         machine_folder,
         measure_missing,
+        measured_rates,
         missing,
-        read_speeds,
-        slowest,
     )
     from c4rl.results.store import Store
 
@@ -80,9 +79,11 @@ def table(arguments: Arguments) -> int:
     if flags.data is None and not flags.dry:
         raise InputError("--data: not given, expected the folder of the datasets, SET.npz")
     how = {"device": flags.device, "precision": flags.precision, "runs_per_launch": flags.runs_per_launch}
+    rates = measured_rates(flags.speeds)
     jobs = missing_jobs(chosen, store, flags.data or Path("."), flags.output / chosen.name, **how)
+    jobs = cheap_first(jobs, store, rates)
     if flags.dry:
-        print(list_jobs(jobs, store, slowest(read_speeds(flags.speeds))))
+        print(list_jobs(jobs, store, rates))
         return 0
     check_data(jobs, flags.data or Path("."))
     if engine is not None:

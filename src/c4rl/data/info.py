@@ -1,5 +1,6 @@
 """Describes a dataset in numbers and warnings, and renders them for a terminal."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -141,6 +142,14 @@ def findings(dataset: Dataset, description: dict[str, Any]) -> dict[str, str]:
     return found
 
 
+def _recorded(metadata: Mapping[str, Any]) -> str | None:
+    """What the bytes of a recording follow from: task, seed, versions."""
+    if "environment" not in metadata:
+        return None
+    words = {"task": "", "seed": "seed ", "environment": "", "c4rl": "c4rl "}
+    return ", ".join(f"{word}{metadata[name]}" for name, word in words.items() if name in metadata)
+
+
 def describe(dataset: Dataset, task: TaskLike | None = None) -> dict[str, Any]:
     """The dataset in plain numbers (all JSON-able), with `warnings` on what looks wrong.
 
@@ -160,6 +169,7 @@ def describe(dataset: Dataset, task: TaskLike | None = None) -> dict[str, Any]:
         "source": dataset.source,
         "sha256": dataset.sha256,
         "name": dataset.metadata.get("name"),
+        "recorded": _recorded(dataset.metadata),
         "subset": list(dataset.metadata.get("subset", ())),
         "task": None if task is None else task.name,
         "rows": len(dataset),
@@ -206,6 +216,8 @@ def render(description: dict[str, Any]) -> RenderableType:
         facts.add_row("sha256", Text(description["sha256"][:16] + "…", style="dim"))
     if description["name"]:
         facts.add_row("name", Text(printable(str(description["name"]))))
+    if description["recorded"]:
+        facts.add_row("recorded", Text(printable(description["recorded"])))
     for sentence in description["subset"]:
         facts.add_row("subset", Text(printable(str(sentence))))
     if description["task"]:

@@ -229,14 +229,18 @@ def tasks_table() -> "Table":
     """The table for people."""
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
+    words = (
+        f"run: can be evaluated on this machine, on D4RL's physics ({PHYSICS}, docs/environments.md); "
+        f"also gym:ID (any gymnasium id with flat Box spaces) and none{_absent_packages()}"
+    )
     table = Table(
         title="Tasks",
         box=box.SIMPLE,  # fits 80 columns
         pad_edge=False,
         padding=0,
-        caption=f"run: can be evaluated on this machine, on D4RL's physics ({PHYSICS}, docs/environments.md); "
-        f"also gym:ID (any gymnasium id with flat Box spaces) and none{_absent_packages()}",
+        caption=Text(words, style="table.caption"),  # brackets of extras are markup otherwise
     )
     table.add_column("task", no_wrap=True)
     for column in ("obs", "act", "steps", "samples", "traj.", "min", "max"):

@@ -1,11 +1,12 @@
 """`c4rl bench table`: train what a table lacks, in stacks, and add it to the store; stoppable at any point."""
 
 import hashlib
+import math
 import re
 import signal
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,14 +17,16 @@ from rich.console import Console
 
 from c4rl.core.declarations import plain_name
 from c4rl.core.errors import InputError
+from c4rl.data.loading import load_dataset
 from c4rl.environments.tasks import get_task
 from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.config_file import to_json
 from c4rl.jobs.runs import runs_of
 from c4rl.jobs.sweeps import differences
+from c4rl.results.speed_tables import Rate
 from c4rl.results.store import Entry, Store, entries_of
 from c4rl.results.table_text import short
-from c4rl.results.tables import RECORDED, Method, ResultTable, datasets, identities, task_of
+from c4rl.results.tables import RECORDED, Method, ResultTable, datasets, identities, recording_of, task_of
 from c4rl.training import ray_engine
 from c4rl.training.loop import Interrupted, resume, train
 from c4rl.training.ray_engine import RayOptions
@@ -31,6 +34,7 @@ from c4rl.training.run_directory import was_begun
 from c4rl.training.summary import failed_runs
 
 RETRY_SECONDS = 0.002
+SCRIPTED = ("maze2d", "kitchen")  # domains that no network records: their bytes are the same on every processor
 
 
 class Job(NamedTuple):
@@ -117,34 +121,94 @@ def check_data(jobs: Sequence[Job], data: Path) -> None:
     for path in dict.fromkeys(path for job in jobs for path in job.config.dataset):
         name = str(path.relative_to(data).with_suffix(""))
         if not path.exists():
-            how = f": c4rl data record {task_of(name)} --size {datasets()[name]['rows']} --seed 0 --output {path}"
-            hint = how if name.startswith(RECORDED) else ""
+            hint = f": {_recorded_by(name, path)}" if name.startswith(RECORDED) else ""
             raise InputError(f"--data: found no '{name}.npz' in {data}, expected a file for each set{hint}")
         with open(path, "rb") as file:
             found, expected = hashlib.file_digest(file, "sha256").hexdigest(), datasets()[name]["sha256"]
         if found != expected:
-            raise InputError(f"{path}: its sha256 is {found[:12]}..., expected {expected[:12]}...")
+            why = _recorded_otherwise(name, path) if name.startswith(RECORDED) else ""
+            raise InputError(f"{path}: its sha256 is {found[:12]}..., expected {expected[:12]}...{why}")
 
 
-def minutes_of(job: Job, entries: Sequence[Entry], measured: Mapping[str, float]) -> tuple[float, str] | None:
-    """How long, and judged by what: the best speed that the store has seen of the algorithm with these plug-ins, else
-    the median of the algorithm, there and measured, else the median of all; None where there are none."""
+def _recorded_by(name: str, path: Path) -> str:
+    """The command that records a set, and the simulator that gives it the same bytes."""
+    task, wanted = get_task(task_of(name)), recording_of(name)
+    policy = " --policy FILE" if task.domain == "adroit" else ""
+    settings = f"--size {wanted['size']} --seed {wanted['seed']}{policy} --output {path}"
+    return f"c4rl data record {task.name} {settings} with {wanted['environment']}"
+
+
+def _recorded_otherwise(name: str, path: Path) -> str:
+    """What gave a recording other bytes than the set's: settings and versions that it names, else the processor."""
+    found = load_dataset(path).metadata
+    others = [
+        f"{key} {found.get(key)} instead of {value}"
+        for key, value in recording_of(name).items()
+        if found.get(key) != value
+    ]
+    if not others and get_task(task_of(name)).domain not in SCRIPTED:
+        return "; with equal settings and versions, a network that acts rounds differently on another kind of processor"
+    return f"; it was recorded with {' and '.join(others)}, which gives other bytes" if others else ""
+
+
+class Speed(NamedTuple):
+    """Run-updates per second that were reached, with what."""
+
+    algorithm: str
+    plugins: list[str]
+    precision: str
+    device: str
+    rate: float
+
+
+def known_speeds(job: Job, entries: Iterable[Entry], measured: Iterable[Rate]) -> list[Speed]:
+    """Of runs in the store, and measured; of the job's kind of device, where there are any."""
+    found = [
+        Speed(
+            run["algorithm"], run["plugins"], entry.precision, made["device"], made["timing"]["run_updates_per_second"]
+        )
+        for entry in entries
+        for run, made in ((entry.data["run"], entry.data["made"]),)
+    ]
+    stages = {stage.name: stage.updates for stage in job.config.stages}
+    for one in measured:
+        shares = {name: stages.get(name, 0) / rate for name, rate in one.stages.items()}
+        seconds = sum(shares.values()) if one.algorithm == job.config.algorithm else 0
+        rate = job.config.total_updates / seconds if seconds else min(one.stages.values())
+        found.append(Speed(one.algorithm, one.plugins, one.precision, one.device, rate))
+    device = "cpu" if job.config.device == "cpu" else "cuda"
+    return [speed for speed in found if speed.device == device] or found
+
+
+def minutes_of(job: Job, entries: Iterable[Entry], measured: Iterable[Rate]) -> tuple[float, str] | None:
+    """How long, and judged by what: the best speed known of the algorithm with these plug-ins in this precision, else
+    the median of the algorithm, else of all; None where there are none."""
     config = job.config
-    like = [config.algorithm, [name for name in config.plugins if name != "none"]]
+    plugins = [name for name in config.plugins if name != "none"]
     similar, others = f"guessed from {config.algorithm}", "guessed from others"
-    speeds: dict[str, list[float]] = {similar: [measured[config.algorithm]]} if config.algorithm in measured else {}
-    for entry in entries:
-        own = [entry.data["run"]["algorithm"], entry.data["run"]["plugins"]]
-        kind = "" if own == like else similar if own[0] == like[0] else others
-        speeds.setdefault(kind, []).append(entry.data["made"]["timing"]["run_updates_per_second"])
+    speeds: dict[str, list[float]] = {}
+    for speed in known_speeds(job, entries, measured):
+        same = speed[:3] == (config.algorithm, plugins, config.precision)
+        kind = "" if same else similar if speed.algorithm == config.algorithm else others
+        speeds.setdefault(kind, []).append(speed.rate)
     for kind in ("", similar, others):
         if kind in speeds:
             return job.run_updates / (median if kind else max)(speeds[kind]) / 60, kind
     return None
 
 
-def list_jobs(jobs: Sequence[Job], store: Store, measured: Mapping[str, float]) -> str:
-    """A line per job, and the sum. measured: updates per second of algorithms."""
+def cheap_first(jobs: Sequence[Job], store: Store, measured: Sequence[Rate]) -> list[Job]:
+    """Jobs that were begun, then those that take the least time; so a stop leaves the fewest gaps."""
+    entries = list(store)
+
+    def order(job: Job) -> tuple[bool, float]:
+        return not was_begun(job.config.output), (minutes_of(job, entries, measured) or (math.inf, ""))[0]
+
+    return sorted(jobs, key=order)
+
+
+def list_jobs(jobs: Sequence[Job], store: Store, measured: Sequence[Rate]) -> str:
+    """A line per job, and the sum."""
     lines, total, entries = [], 0.0, list(store)
     for job in jobs:
         minutes, how = minutes_of(job, entries, measured) or (0.0, "speed not known")

@@ -6,7 +6,18 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from c4rl.results.figure_parts import PAPERS, Drawing, add_legend, foot_of, new_figure, panels_of, styled, title_of
+from c4rl.results.figure_parts import (
+    AS_PRINTED,
+    PAPERS,
+    Drawing,
+    add_legend,
+    add_words,
+    foot_of,
+    new_figure,
+    panels_of,
+    styled,
+    title_of,
+)
 from c4rl.results.statistics import (
     bootstrap_interval,
     mean,
@@ -46,7 +57,7 @@ def improvement(drawing: Drawing, table: ResultTable, filled: Filled) -> Figure:
     figure, (axis,) = new_figure(1, f"Probability of improvement: {table.title}", foot, height=0.8 + 0.35 * len(found))
     for y, (ours, others) in enumerate(found):
         if ours is None or others is None:
-            axis.text(0.5, y, "not measured", ha="center", va="center", fontsize=8, color="#777777")
+            axis.text(0.52, y, "not measured", va="center", fontsize=8, color="#777777")
             continue
         centre = float(probability_of_improvement(ours, others))
         low, high = bootstrap_interval(probability_of_improvement, ours, others)
@@ -64,7 +75,7 @@ def radar(drawing: Drawing, table: ResultTable, filled: Filled) -> Figure:
     """A spoke for each set, a ring for each method; the paper's C4 as it prints it."""
     tasks = panels_of(table, filled)
     foot = foot_of(table, filled, f"means over seeds, {OF_A_RUN['late']}; intervals: c4rl table {table.name}")
-    figure = Figure(figsize=(8.4, 6), layout="constrained")
+    figure = Figure(figsize=(10.4, 6), layout="constrained")
     axis: Any = figure.add_subplot(projection="polar")
     angles = np.linspace(0, 2 * np.pi, len(tasks), endpoint=False)
 
@@ -79,15 +90,15 @@ def radar(drawing: Drawing, table: ResultTable, filled: Filled) -> Figure:
     theirs = {m.paper: [table.printed(m, task) for task in tasks] for m in table.methods if m.paper == drawing.theirs}
     for name, found in theirs.items():
         if all(found):
-            ring([one[0] for one in found if one], label=f"{name}, as the paper prints it", **PAPERS)
+            ring([one[0] for one in found if one], label=f"{name}, {AS_PRINTED}", **PAPERS)
     axis.set_xticks(angles, [title_of(task).replace("-", "\n", 1) for task in tasks], fontsize=8)
-    axis.tick_params(axis="x", pad=12)
+    for angle, label in zip(angles, axis.get_xticklabels(), strict=True):  # outside of the outer ring
+        label.set_horizontalalignment(("right", "center", "left")[round(np.cos(angle)) + 1])
     axis.set_rlabel_position(90 / len(tasks))
     axis.set_ylim(0, 115)
     axis.set_yticks((25, 50, 75, 100), ("25", "50", "75", "100"), fontsize=8)
     axis.grid(alpha=0.4)
-    figure.suptitle("D4RL-normalised scores; below 0 drawn as 0", fontsize=11)
-    figure.supxlabel(foot, fontsize=7.5, color="#333333", wrap=True)
+    add_words(figure, "D4RL-normalised scores; below 0 drawn as 0", foot)
     add_legend(figure, [axis])
     return figure
 
@@ -121,7 +132,7 @@ def series(drawing: Drawing, table: ResultTable, filled: Filled) -> Figure:
     for axis, task in zip(axes, tasks, strict=False):
         theirs = [(place[m.x], one[0]) for m in table.methods if m.x is not None and (one := table.printed(m, task))]
         if theirs:
-            axis.plot(*zip(*theirs, strict=True), label="CQL + C4, as the paper prints it", markersize=4, **PAPERS)
+            axis.plot(*zip(*theirs, strict=True), label=f"CQL + C4, {AS_PRINTED}", markersize=4, **PAPERS)
     for axis, title in zip(axes, [*map(title_of, tasks), f"mean of {len(tasks)} sets"], strict=True):
         axis.set_title(title, fontsize=9)
         axis.set_xticks(list(place.values()), [f"{value:g}" for value in values], fontsize=8)

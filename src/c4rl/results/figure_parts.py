@@ -3,6 +3,7 @@
 Lines differ by colour, dashes and markers.
 """
 
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ STYLES: tuple[tuple[str, Any, str], ...] = (
     ("#000000", "-", "o"), ("#e69f00", "--", "s"), ("#0072b2", "-.", "^"), ("#cc79a7", (0, (1, 1)), "D"),
     ("#009e73", "-", "v"), ("#d55e00", "--", "P"), ("#56b4e9", "-.", "X"), ("#7f7f7f", (0, (5, 1, 1, 1, 1, 1)), "<"),
 )  # fmt: skip
+AS_PRINTED = "as the paper prints it"
 PAPERS: dict[str, Any] = {"color": "#555555", "linestyle": ":", "marker": "o", "markerfacecolor": "white"}
 Axes = Any  # of matplotlib, which names more types than it means
 Draw = Callable[["Drawing", ResultTable, Filled], Figure]
@@ -43,11 +45,18 @@ def new_figure(panels: int, title: str, foot: str, height: float = 2.6) -> tuple
         axis.grid(alpha=0.25, linewidth=0.6)
         axis.tick_params(which="both", labelsize=8)
         axis.spines[["top", "right"]].set_visible(False)
+        axis.set_axisbelow(True)
     for axis in axes[panels:]:
         axis.set_visible(False)
-    figure.suptitle(title, fontsize=11, wrap=True)
-    figure.supxlabel(foot, fontsize=7.5, color="#333333", wrap=True)
+    add_words(figure, title, foot)
     return figure, axes[:panels]
+
+
+def add_words(figure: Figure, title: str, foot: str) -> None:
+    """Title and foot, in lines that leave a margin (matplotlib's own wrap fills a figure from edge to edge)."""
+    width = figure.get_figwidth()
+    figure.suptitle(textwrap.fill(title, int(11 * width)), fontsize=11)
+    figure.supxlabel(textwrap.fill(foot, int(14 * width)), fontsize=7.5, color="#333333")
 
 
 def foot_of(table: ResultTable, filled: Filled, intervals: str) -> str:
@@ -69,10 +78,19 @@ def styled(labels: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def add_legend(figure: Figure, axes: Sequence[Axes]) -> None:
+    """Of all panels, the paper's line last."""
     found: dict[str, Any] = {}
     for axis in axes:
         found |= dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
-    figure.legend(found.values(), found.keys(), loc="outside right center", fontsize=8, frameon=False, handlelength=3.2)
+    labels = sorted(found, key=lambda label: label.endswith(AS_PRINTED))
+    figure.legend(
+        [found[label] for label in labels],
+        labels,
+        loc="outside right center",
+        fontsize=8,
+        frameon=False,
+        handlelength=3.2,
+    )
 
 
 def title_of(task: str) -> str:

@@ -6,8 +6,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from c4rl.core.errors import InputError
-from c4rl.results.figure_parts import PAPERS, add_legend, new_figure, styled
-from c4rl.results.speed_tables import UPDATES, Case, SpeedTable, read_speeds
+from c4rl.results.figure_parts import AS_PRINTED, PAPERS, add_legend, new_figure, styled
+from c4rl.results.speed_tables import UPDATES, Case, SpeedTable, read_speeds, repeats_of
 
 
 def speed_figure(table: SpeedTable, speeds: Path) -> Figure:
@@ -17,7 +17,7 @@ def speed_figure(table: SpeedTable, speeds: Path) -> Figure:
     some = {machine: cases for machine, cases in measured.items() if wanted & set(cases)}
     if not some:
         raise InputError(f"figure {table.name}: nothing was measured; `c4rl bench table {table.name}` does")
-    foot = f"4x256 networks, made-up rows; medians of measurements; {'; '.join(some)}"
+    foot = f"4x256 networks, made-up rows; {repeats_of(table, some)}; {'; '.join(some)}"
     if table.quantity == "share":
         figure, (axis,) = new_figure(1, table.title, foot, height=3.2)
         lines = list(itertools.product(some, table.methods))
@@ -27,7 +27,7 @@ def speed_figure(table: SpeedTable, speeds: Path) -> Figure:
             label = method.label if len(some) == 1 else f"{method.label}, {machine}"
             axis.plot(*zip(*points, strict=True), label=label, **style)
         theirs = [(rows, value) for rows, _ in table.columns if (value := table.printed(table.methods[0], rows))]
-        axis.plot(*zip(*theirs, strict=True), label="CQL + C4, HalfCheetah, as the paper prints it", **PAPERS)
+        axis.plot(*zip(*theirs, strict=True), label=f"CQL + C4, HalfCheetah, {AS_PRINTED}", **PAPERS)
         axis.set_xscale("log")
         axis.set_xlabel("rows of data")
         axis.set_ylabel("clustering, % of training time")

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from c4rl.core.errors import InputError
 from c4rl.jobs.registry import algorithm_class
-from c4rl.results.speed import REPEATS, SpeedOptions, Variant, machine_name, measure_speeds, spread
+from c4rl.results.speed import REPEATS, VARIANTS, SpeedOptions, Variant, machine_name, measure_speeds, spread
 from c4rl.results.table_text import MISSING, Rows
 from c4rl.results.tables import paper
 from c4rl.training.preparation import choose_device
@@ -132,14 +132,42 @@ def read_speeds(folder: Path) -> Measured:
     return found
 
 
-def slowest(measured: Measured) -> dict[str, float]:
-    """algorithm -> run-updates per second of its slowest stage, with the plug-in that costs most, in its best stack."""
-    found: dict[str, dict[int, float]] = {}
-    for results in (results for cases in measured.values() for results in cases.values()):
-        first, rate = results[0], min(result["run_updates_per_second"] for result in results)
-        stacks = found.setdefault(first["algorithm"], {})
-        stacks[first["runs"]] = min(rate, stacks.get(first["runs"], rate))
-    return {algorithm: max(stacks.values()) for algorithm, stacks in found.items()}
+class Rate(NamedTuple):
+    """Run-updates per second of each stage, of the largest stack that was measured."""
+
+    algorithm: str
+    plugins: list[str]
+    precision: str
+    device: str
+    stages: dict[str, float]
+
+
+def measured_rates(folder: Path) -> list[Rate]:
+    """Of the tables of speed, and of what benchmarks/gpu_speed.py measured in other precisions."""
+    found: dict[tuple[str, Variant, str, str], tuple[int, dict[str, float]]] = {}
+
+    def keep(
+        algorithm: str, variant: Variant, precision: str, device: str, runs: int, stages: dict[str, float]
+    ) -> None:
+        key = algorithm, variant, precision, device
+        if runs > found.get(key, (0, {}))[0]:
+            found[key] = runs, stages
+
+    for machine, cases in read_speeds(folder).items():
+        _, precision, _ = machine.rsplit(", ", 2)
+        for results in cases.values():
+            first, device = results[0], "cuda" if machine.startswith("NVIDIA") else "cpu"
+            stages = {result["stage"]: result["run_updates_per_second"] for result in results}
+            keep(first["algorithm"], first["plugins"], precision, device, first["runs"], stages)
+    study = folder / "gpu_speed.json"
+    for one in json.loads(study.read_text())["results"] if study.exists() else ():
+        if one["variant"] == "ours":
+            stages = {name: stage["run_updates_per_second"] for name, stage in one["stages"].items()}
+            keep(one["algorithm"], one["plugins"], one["precision"], "cuda", one["runs"], stages)
+    return [
+        Rate(algorithm, [name for name in VARIANTS[variant][0] if name != "none"], precision, device, stages)
+        for (algorithm, variant, precision, device), (_, stages) in found.items()
+    ]
 
 
 def speed_rows(table: SpeedTable, measured: Measured) -> Rows:
@@ -166,13 +194,18 @@ def _machines(table: SpeedTable, measured: Measured) -> Iterator[tuple[str, dict
 
 def speed_caption(table: SpeedTable, measured: Measured) -> str:
     shape = f"{SHAPE['hidden_layers']}x{SHAPE['hidden_width']} networks, 17 observations, 6 actions, made-up rows"
+    theirs = "; after the slash the paper's, of HalfCheetah" if table.quantity == "share" else ""
+    return f"{table.title}. {shape}; {repeats_of(table, measured)}{theirs}; {MISSING}: not measured."
+
+
+def repeats_of(table: SpeedTable, measured: Measured) -> str:
+    """How often each cell was measured, and how far that was apart."""
     names = {case.name for case in table.cases}
     cells = [results for cases in measured.values() for name, results in cases.items() if name in names]
     made = [result for results in cells for result in results]
     counts = " to ".join(map(str, sorted({len(result["repeats"]) for result in made}))) or str(REPEATS)
     apart = f", at most {max(map(spread, made)):.1%} apart" if made else ""
-    theirs = "; after the slash the paper's, of HalfCheetah" if table.quantity == "share" else ""
-    return f"{table.title}. {shape}; medians of {counts} measurements{apart}{theirs}; {MISSING}: not measured."
+    return f"medians of {counts} measurements{apart}"
 
 
 # -- measuring

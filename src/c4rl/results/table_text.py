@@ -1,5 +1,6 @@
 """Tables as text: Markdown, LaTeX, CSV, with the paper's numbers and what is missing."""
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
@@ -46,18 +47,20 @@ def caption(table: ResultTable, filled: Filled, which: str) -> str:
 
 
 def _precisions(table: ResultTable, filled: Filled) -> str:
-    """Which methods' matrix products were not in fp32."""
-    used: dict[str, list[str]] = {}
+    """How matrix products were rounded: by method where two at most differ from the others, else by runs."""
+    used: dict[str, Counter[str]] = {}  # method -> its runs of each precision
     for method in table.methods:
         entries = (e for task in table.tasks for e in filled.get((method.label, task), Cell(())).entries)
-        for precision in {entry.precision for entry in entries}:
-            used.setdefault(precision, []).append(method.label)
-    others = [f"{name} for {'; '.join(labels)}" for name, labels in used.items() if name != "fp32"]
-    if not others:
-        return "matrix products in fp32" if used else ""
-    if len(used) == 1:
-        return f"matrix products in {next(iter(used))}"
-    return f"matrix products in fp32, {', '.join(others)}"
+        if counts := Counter(entry.precision for entry in entries):
+            used[method.label] = counts
+    total = sum(used.values(), Counter())
+    if not total:
+        return ""
+    (usual, _), *rarer = total.most_common()
+    apart = {label: next(iter(counts)) for label, counts in used.items() if set(counts) != {usual}}
+    if len(apart) <= 2 and all(len(used[label]) == 1 for label in apart):
+        return f"matrix products in {', '.join([usual, *(f'{name} for {label}' for label, name in apart.items())])}"
+    return f"matrix products in {usual} ({', '.join(f'{count} runs in {name}' for name, count in rarer)})"
 
 
 def rows_of(table: ResultTable, filled: Filled, which: str = "late") -> Rows:

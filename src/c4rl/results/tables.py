@@ -153,10 +153,20 @@ class ResultTable:
 
 
 @cache
+def _data() -> dict[str, dict[str, Any]]:
+    return json.loads((HERE / "datasets.json").read_text())
+
+
 def datasets() -> dict[str, dict[str, Any]]:
     """set -> sha256 and rows of the data that the tables are about; the recipe that --preset best chooses on it; the
-    task, where the name does not tell it."""
-    return json.loads((HERE / "datasets.json").read_text())["sets"]
+    task, and the seed of a recording, where the name does not tell them."""
+    return _data()["sets"]
+
+
+def recording_of(name: str) -> dict[str, Any]:
+    """What the bytes of a recorded set follow from, as its metadata call it."""
+    known = datasets()[name]
+    return {"size": known["rows"], "seed": known.get("seed", 0)} | _data()["recorded"]
 
 
 def task_of(name: str) -> str:

@@ -85,8 +85,7 @@ def terms(drawing: Drawing, table: ResultTable, filled: Filled) -> Figure:
     task = panels_of(table, filled)[0]
     panels = {name: f"{letter} (k = {DISPLACEMENT:g})" for name, letter in TERMS.items()}
     panels["score"] = QUANTITIES["score"]
-    words = "lines: means over seeds, bands: from the lowest to the highest seed"
-    foot = f"{foot_of(table, filled, words)}. {_with_the_score(table, filled, task)}"
+    foot = f"{_foot(table, filled)} {_with_the_score(table, filled, task)}"
     figure, axes = new_figure(len(panels), f"Var[δ] ≈ A + B - C, and the score: {title_of(task)}", foot)
     for axis, (quantity, title) in zip(axes, panels.items(), strict=True):
         for label, style in styled([method.label for method in table.methods]):
@@ -98,6 +97,11 @@ def terms(drawing: Drawing, table: ResultTable, filled: Filled) -> Figure:
             axis.set_yscale("log")
     add_legend(figure, axes)
     return figure
+
+
+def _foot(table: ResultTable, filled: Filled) -> str:
+    words = foot_of(table, filled, "lines: means over seeds, bands: from the lowest to the highest seed")
+    return f"{words}. {table.note}"
 
 
 def _with_the_score(table: ResultTable, filled: Filled, task: str) -> str:
@@ -117,13 +121,14 @@ def cosines(drawing: Drawing, table: ResultTable, filled: Filled) -> Figure:
     """Which part of E[δ²] = Var[δ] + (E[δ])² an update of the critic follows, a panel for each method."""
     task = panels_of(table, filled)[0]
     methods = [method.label for method in table.methods if (method.label, task) in filled]
-    foot = foot_of(table, filled, "lines: means over seeds, bands: from the lowest to the highest seed")
-    figure, axes = new_figure(len(methods), f"Cosine of ∇E[δ²] with the gradients of its parts: {title_of(task)}", foot)
+    title = f"Cosine of ∇E[δ²] with the gradients of its parts: {title_of(task)}"
+    figure, axes = new_figure(len(methods), title, _foot(table, filled))
     for axis, label in zip(axes, methods, strict=True):
         for (quantity, words), (_, style) in zip(COSINES.items(), styled(list(COSINES)), strict=True):
             _line(axis, _points(filled[label, task], quantity), _extent, words, style)
         axis.set_title(label, fontsize=9)
         axis.set_xlabel("thousand updates", fontsize=8)
+        axis.set_ylabel("cosine", fontsize=8)
         axis.set_ylim(min([-0.05, *(float(min(line.get_ydata())) - 0.05 for line in axis.lines)]), 1.05)
     add_legend(figure, axes)
     return figure
