@@ -32,7 +32,7 @@ from c4rl.cli import (
     watch,
 )
 from c4rl.cli.parsing import Arguments
-from c4rl.core.errors import InputError, printable
+from c4rl.core.errors import InputError, WorkFailed, printable
 from c4rl.core.extras import how_to_install
 from c4rl.core.version import __version__
 from c4rl.training.stopping import StopRequests
@@ -111,11 +111,14 @@ def command_line() -> None:
 
 
 def main(arguments: Arguments | None = None) -> int:
-    """Exit codes: 0 done, 1 a run failed, 2 bad input (one sentence on stderr), 130 interrupted (all saved)."""
+    """Exit codes: 0 done, 1 work failed, 2 bad input (one sentence on stderr), 130 interrupted (all saved)."""
     try:
         return _command(sys.argv[1:] if arguments is None else arguments)
     except InputError as error:
         return _refuse(str(error))
+    except WorkFailed as failure:
+        print(f"c4rl: {printable(str(failure))}", file=sys.stderr)
+        return 1
     except ModuleNotFoundError as error:
         if (advice := how_to_install(error.name)) is None:
             raise

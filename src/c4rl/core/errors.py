@@ -1,4 +1,4 @@
-"""The one exception that means: the user can fix this."""
+"""Exceptions that the command line prints as one sentence."""
 
 LONGEST = 1000  # characters of a sentence; a file may hold values of any length
 
@@ -18,3 +18,7 @@ class InputError(Exception):
         if len(message) > LONGEST:
             message = f"{message[: LONGEST // 2]} [...] {message[-LONGEST // 4 :]}"
         super().__init__(printable(message))
+
+
+class WorkFailed(RuntimeError):
+    """A process that was to simulate or train died, or its environment raised an exception: exit code 1."""

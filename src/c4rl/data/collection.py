@@ -13,6 +13,7 @@ from safetensors.numpy import load, save
 
 from c4rl.core.array import Array
 from c4rl.core.behaviour_policy import BehaviourPolicy
+from c4rl.core.errors import WorkFailed
 from c4rl.core.worker_process import Parent, WorkerDied, WorkerProcess, described
 from c4rl.data.policy_files import WORDS, gaussian_policies
 from c4rl.environments.making import make_environment
@@ -144,9 +145,9 @@ def _collected(worker: WorkerProcess) -> list[tuple[Array, list[float]]]:
     try:
         reply, rows = worker.reply()
     except WorkerDied as death:
-        raise RuntimeError(str(death)) from death
+        raise WorkFailed(str(death)) from death
     if "error" in reply:
-        raise RuntimeError(reply["error"])
+        raise WorkFailed(reply["error"])
     return list(zip(np.frombuffer(rows, np.float32).reshape(reply["shape"]), reply["returns"], strict=True))
 
 

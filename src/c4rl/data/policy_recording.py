@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from c4rl.core.array import Array
-from c4rl.core.errors import InputError
+from c4rl.core.errors import InputError, WorkFailed
 from c4rl.core.files import replacing, write_json
 from c4rl.core.worker_process import Message, Parent, WorkerDied, WorkerProcess, described
 from c4rl.data.behaviour_agents import ARM, RANDOM
@@ -151,7 +151,7 @@ def _run(
         finally:
             idle.put(worker)
         if error is not None:
-            raise RuntimeError(f"recording {task.name}: {error}")
+            raise WorkFailed(f"recording {task.name}: {error}; the same command goes on from here")
 
     threads = ThreadPoolExecutor(count)
     try:

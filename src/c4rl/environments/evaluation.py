@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from c4rl.core.array import Array
-from c4rl.core.errors import InputError
+from c4rl.core.errors import InputError, WorkFailed
 from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.core.worker_process import Message, Parent, WorkerDied, WorkerProcess, described
 from c4rl.environments.tasks import Task, missing
@@ -216,11 +216,11 @@ class EvaluationPool:
                 if item.deaths < MAX_DEATHS:
                     self._jobs.put(item)
                 else:
-                    self._finish(evaluation, RuntimeError(self._obituary(item, death.code)))
+                    self._finish(evaluation, WorkFailed(self._obituary(item, death.code)))
                 continue
             if "error" in reply:
                 message = f"task '{self.task.name}', episode {item.episodes[0]}: {reply['error']}"
-                self._finish(evaluation, RuntimeError(message))
+                self._finish(evaluation, WorkFailed(message))
                 continue
             with self._lock:
                 evaluation.returns[item.policy, item.episodes] = reply["returns"]

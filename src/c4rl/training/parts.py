@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from c4rl.core.errors import InputError
+from c4rl.core.errors import InputError, WorkFailed
 from c4rl.core.files import write_json
 from c4rl.core.typed_json import jsonable
 from c4rl.environments.tasks import physics, simulator
@@ -25,7 +25,7 @@ SELECTED = "selected"  # the policies that --select kept
 LAUNCHES = "launches"  # the folder of the parts, until they are joined
 
 
-class LaunchesFailed(Exception):
+class LaunchesFailed(WorkFailed):
     """Some parts ended without finishing; the sentence says how to go on."""
 
 

@@ -1,0 +1,25 @@
+"""Simulators that fail: one sentence and exit code 1, no traceback."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.support import SMALL, logged_arrays, run, save_npz
+from tests.environments.test_parallel_evaluation import BROKEN_ENVIRONMENTS
+
+
+@pytest.mark.parametrize(("name", "words"), [("Raises-v0", "the joint came off"), ("Dies-v0", "exit code 3")])
+def test_an_environment_that_fails_is_named(
+    name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "environments_that_fail.py").write_text(BROKEN_ENVIRONMENTS)
+    monkeypatch.syspath_prepend(tmp_path)
+    task = f"gym:environments_that_fail:{name}"
+    data = save_npz(tmp_path / "data.npz", **logged_arrays(observation_dim=3, action_dim=1))
+    budget = ["--updates", 2, "--eval-every", 2, "--eval-episodes", 1, "--threads", 1, *SMALL]
+    assert (
+        run("train", "--algorithm", "bc", "--dataset", data, "--task", task, "--output", tmp_path / "job", *budget) == 1
+    )
+    *printed, sentence = capfd.readouterr().err.splitlines()
+    assert sentence.startswith(f"c4rl: task '{task}'") and words in sentence
+    assert not any("Traceback" in line for line in printed)
