@@ -91,6 +91,40 @@ def test_a_loss_that_changes_its_order_is_noticed(
     assert found[0] is not None and found[1] is not None and found[2] is None
 
 
+def test_a_loss_that_calls_the_critics_more_often_is_noticed_at_once(critics: Any, c4: C4Anywhere) -> None:
+    """As one with a delayed policy step in it does."""
+    added, rows = LossPenalty(c4, critics), c4.rows(32)
+    x = c4.x[rows]
+    expected = torch.stack([c4.penalty(*both) for both in critics]).sum()
+
+    def with_policy_step() -> Tensor:
+        return -critics[0][0](x.tanh()).mean() + one_by_one(critics, x)
+
+    for loss in (lambda: one_by_one(critics, x), with_policy_step, lambda: one_by_one(critics, x)):
+        torch.testing.assert_close(added.added_to(loss) - loss(), expected)
+
+
+def test_critics_that_begin_equal_keep_their_own_features(c4: C4Anywhere) -> None:
+    critics = [(critic(0), critic(10)), (critic(0), critic(11))]
+    added, rows = LossPenalty(c4, critics), c4.rows(32)
+    for _ in range(2):
+        found = added.added_to(lambda: one_by_one(critics, c4.x[rows])) - one_by_one(critics, c4.x[rows])
+        torch.testing.assert_close(found, torch.stack([c4.penalty(*both) for both in critics]).sum())
+        with torch.no_grad():
+            critics[1][0][0].weight.mul_(2)
+
+
+def test_features_of_another_precision_are_not_the_critics(critics: Any, c4: C4Anywhere) -> None:
+    """As a loss under autocast has them."""
+    rows, networks = c4.rows(32), [q for q, _ in critics]
+    computed = [c4.features(q, c4.x[rows]) for q in networks]
+    recorded = LossFeatures(networks)
+    with recorded.recording():
+        for q in networks:
+            q.float()(c4.x[rows].float())
+    assert recorded.of_critics(lambda: computed) is None
+
+
 def test_exact_mode_and_no_weight_use_no_features(critics: Any, c4: C4Anywhere) -> None:
     for options in ({"mode": "exact"}, {"lambda_": 0.0}):
         other = C4Anywhere(*critics[0], c4.x, c4.x_next, c4.valid, config=C4AnywhereConfig(K=2, **options))
