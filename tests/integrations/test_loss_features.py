@@ -125,10 +125,21 @@ def test_features_of_another_precision_are_not_the_critics(critics: Any, c4: C4A
     assert recorded.of_critics(lambda: computed) is None
 
 
-def test_exact_mode_and_no_weight_use_no_features(critics: Any, c4: C4Anywhere) -> None:
-    for options in ({"mode": "exact"}, {"lambda_": 0.0}):
-        other = C4Anywhere(*critics[0], c4.x, c4.x_next, c4.valid, config=C4AnywhereConfig(K=2, **options))
-        drawn = other.rows(32)
-        expected = torch.stack([other.penalty(*both) for both in critics]).sum()
-        found = LossPenalty(other, critics).added_to(lambda drawn=drawn: one_by_one(critics, c4.x[drawn]))
-        torch.testing.assert_close(found - one_by_one(critics, c4.x[drawn]), expected)
+@pytest.mark.parametrize("options", [{"mode": "exact"}, {"lambda_": 0.0}])
+def test_exact_mode_and_no_weight_differentiate_no_critic_twice(
+    options: dict[str, Any], critics: Any, c4: C4Anywhere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = C4Anywhere(*critics[0], c4.x, c4.x_next, c4.valid, config=C4AnywhereConfig(K=2, **options))
+    drawn = other.rows(32)
+    plain = one_by_one(critics, c4.x[drawn])
+    expected = plain + torch.stack([other.penalty(*both) for both in critics]).sum()
+    features = other._gradients
+
+    def without_graph(critic: Any, x: Tensor, create_graph: bool) -> Tensor:
+        assert not create_graph
+        return features(critic, x, create_graph)
+
+    monkeypatch.setattr(other, "_gradients", without_graph)
+    found = LossPenalty(other, critics).added_to(lambda: one_by_one(critics, c4.x[drawn]))
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(gradients(found, critics), gradients(expected, critics))

@@ -152,7 +152,7 @@ class C4Anywhere:
         rows: [B] indices, where batches are drawn ahead of their use; default those drawn last. features: [B, m], the
         critic's penultimate ones at these rows, where the loop has them: proxy mode then does not compute them again.
         """
-        known = None if features is None else features.unsqueeze(0)
+        known = None if features is None or self.config.mode == "exact" else features.unsqueeze(0)
         return self.joint_penalty([(critic, target)], td_loss, rows, known)
 
     def joint_penalty(
@@ -160,19 +160,19 @@ class C4Anywhere:
         critics: Sequence[tuple[CriticFunction, CriticFunction]],
         td_loss: Tensor | None = None,
         rows: Tensor | None = None,
-        features: Tensor | None = None,
-        next_features: Tensor | None = None,
+        g: Tensor | None = None,
+        g_next: Tensor | None = None,
     ) -> Tensor:
         """The sum of several critics' penalties, to be added to the sum of their losses; faster than one by one.
 
-        critics: each with its target. td_loss: the mean of their losses. features: [critics, B, m], see `penalty`;
-        next_features: those of the targets at the logged next actions.
+        critics: each with its target. td_loss: the mean of their losses. g, g_next: the critics' penultimate features
+        (proxy) or input gradients (exact) at these rows, [critics, B, m], and the targets' at the logged next actions,
+        where they are known.
         """
         rows = self.last_rows if rows is None else rows
         if self.weighted_penalty.is_zero:
             weighted = self.x.new_zeros(())
         else:
-            g, g_next = (None, None) if self.config.mode == "exact" else (features, next_features)
             if g is None:
                 x = self.x[rows]
                 g = _stacked([self._gradients(critic, x, create_graph=True) for critic, _ in critics])
