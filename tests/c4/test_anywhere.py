@@ -160,9 +160,78 @@ def test_twins_and_ensembles_are_never_taken_for_one_critic(mode: str, together:
         outside(critic, config={"mode": mode})
 
 
+class Mixed(torch.nn.Module):
+    """Of two critics, one value."""
+
+    def __init__(self, mix: Any) -> None:
+        super().__init__()
+        self.first, self.second, self.mix = Joined(Apart()), Joined(Apart()), mix
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.mix(self, x)
+
+
+def one_member_of_a_vmap(critic: Mixed, x: torch.Tensor) -> torch.Tensor:
+    weights, _ = torch.func.stack_module_state([critic.first, critic.second])
+    return torch.vmap(lambda own: torch.func.functional_call(critic.first, own, (x,)))(weights)[0]
+
+
+@pytest.mark.parametrize(
+    "mix", [lambda critic, x: critic.first(x).add_(critic.second(x)).div_(2), one_member_of_a_vmap]
+)
+def test_features_of_one_of_several_heads_are_never_taken_for_all(mix: Any) -> None:
+    """Though Q lies where that head wrote its own values."""
+    with pytest.raises(InputError, match="Q is not the output of an"):
+        outside(Mixed(mix))
+
+
+def without_gradient(critic: Mixed, x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        features = critic.first.critic.features(x)
+    return critic.first.critic.head(features)
+
+
+def test_a_penalty_that_trains_nothing_is_refused() -> None:
+    c4 = outside(Mixed(without_gradient))
+    c4.rows(32)
+    with pytest.raises(InputError, match="no gradient reaches the critic through its features"):
+        c4.penalty(c4.critic, c4.target)
+    with torch.no_grad():  # to look at it
+        assert c4.penalty(c4.critic, c4.target) > 0
+
+
+@pytest.mark.parametrize("mode", ["proxy", "exact"])
+def test_a_compiled_critic_is_the_one_within(mode: str) -> None:
+    torch.manual_seed(0)
+    critic = Joined(Apart())
+    compiled = torch.compile(critic, backend="aot_eager")
+    compiled(some_rows(8))
+    forms = [outside(form, config={"mode": mode}) for form in (critic, compiled)]
+    for _ in range(3):
+        assert torch.equal(*(c4.rows(32) for c4 in forms))
+        assert torch.equal(*(c4.penalty(c4.critic, c4.target) for c4 in forms))
+
+
+def test_looking_at_a_critic_leaves_it_and_random_numbers_alone() -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(), torch.nn.Linear(8, 1))
+    net[2].eval()
+    before, random = copy.deepcopy(net.state_dict()), torch.get_rng_state()
+    c4 = outside(net)
+    c4.features(net, some_rows(8))
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert [module.training for module in net.modules()] == [True, True, True, False, True]
+
+
+class ActionsFirst(Apart):
+    def forward(self, action: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        return super().forward(state, action)
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
+        (lambda: outside(ActionsFirst()), r"takes \(action, state\), expected states first"),
         (lambda: outside(Apart(), action_dim=None), "takes states and actions apart, expected action_dim"),
         (lambda: outside(lambda *all: all[0].sum(1), config={"mode": "exact"}), "needs 0 arguments, expected 1 or 2"),
         (lambda: outside(Apart(), head="tail"), "has no layer 'tail'"),

@@ -91,10 +91,55 @@ def test_a_loss_that_changes_its_order_is_noticed(
     assert found[0] is not None and found[1] is not None and found[2] is None
 
 
-def test_exact_mode_and_no_weight_use_no_features(critics: Any, c4: C4Anywhere) -> None:
-    for options in ({"mode": "exact"}, {"lambda_": 0.0}):
-        other = C4Anywhere(*critics[0], c4.x, c4.x_next, c4.valid, config=C4AnywhereConfig(K=2, **options))
-        drawn = other.rows(32)
-        expected = torch.stack([other.penalty(*both) for both in critics]).sum()
-        found = LossPenalty(other, critics).added_to(lambda drawn=drawn: one_by_one(critics, c4.x[drawn]))
-        torch.testing.assert_close(found - one_by_one(critics, c4.x[drawn]), expected)
+def test_a_loss_that_calls_the_critics_more_often_is_noticed_at_once(critics: Any, c4: C4Anywhere) -> None:
+    """As one with a delayed policy step in it does."""
+    added, rows = LossPenalty(c4, critics), c4.rows(32)
+    x = c4.x[rows]
+    expected = torch.stack([c4.penalty(*both) for both in critics]).sum()
+
+    def with_policy_step() -> Tensor:
+        return -critics[0][0](x.tanh()).mean() + one_by_one(critics, x)
+
+    for loss in (lambda: one_by_one(critics, x), with_policy_step, lambda: one_by_one(critics, x)):
+        torch.testing.assert_close(added.added_to(loss) - loss(), expected)
+
+
+def test_critics_that_begin_equal_keep_their_own_features(c4: C4Anywhere) -> None:
+    critics = [(critic(0), critic(10)), (critic(0), critic(11))]
+    added, rows = LossPenalty(c4, critics), c4.rows(32)
+    for _ in range(2):
+        found = added.added_to(lambda: one_by_one(critics, c4.x[rows])) - one_by_one(critics, c4.x[rows])
+        torch.testing.assert_close(found, torch.stack([c4.penalty(*both) for both in critics]).sum())
+        with torch.no_grad():
+            critics[1][0][0].weight.mul_(2)
+
+
+def test_features_of_another_precision_are_not_the_critics(critics: Any, c4: C4Anywhere) -> None:
+    """As a loss under autocast has them."""
+    rows, networks = c4.rows(32), [q for q, _ in critics]
+    computed = [c4.features(q, c4.x[rows]) for q in networks]
+    recorded = LossFeatures(networks)
+    with recorded.recording():
+        for q in networks:
+            q.float()(c4.x[rows].float())
+    assert recorded.of_critics(lambda: computed) is None
+
+
+@pytest.mark.parametrize("options", [{"mode": "exact"}, {"lambda_": 0.0}])
+def test_exact_mode_and_no_weight_differentiate_no_critic_twice(
+    options: dict[str, Any], critics: Any, c4: C4Anywhere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = C4Anywhere(*critics[0], c4.x, c4.x_next, c4.valid, config=C4AnywhereConfig(K=2, **options))
+    drawn = other.rows(32)
+    plain = one_by_one(critics, c4.x[drawn])
+    expected = plain + torch.stack([other.penalty(*both) for both in critics]).sum()
+    features = other._gradients
+
+    def without_graph(critic: Any, x: Tensor, create_graph: bool) -> Tensor:
+        assert not create_graph
+        return features(critic, x, create_graph)
+
+    monkeypatch.setattr(other, "_gradients", without_graph)
+    found = LossPenalty(other, critics).added_to(lambda: one_by_one(critics, c4.x[drawn]))
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(gradients(found, critics), gradients(expected, critics))

@@ -12,6 +12,7 @@ from torch.utils.flop_counter import flop_registry
 
 from c4rl.core.errors import InputError
 from c4rl.data import load_dataset
+from c4rl.integrations.stacked_critics import StackedCritics
 from c4rl.integrations.torchrl import with_c4
 from c4rl.plugins.c4.anywhere import C4AnywhereConfig, penultimate_features
 from c4rl.plugins.c4.cross_covariance import traces
@@ -178,6 +179,31 @@ def test_critics_follow_weights_that_move_in_memory(storage: Any) -> None:
     assert not torch.allclose(after, before)
     with torch.enable_grad():  # the weights swapped in anew
         torch.testing.assert_close(penultimate_features(c4.target, c4.x_next[:8]), after)
+
+
+def test_exact_gradients_in_one_pass_are_those_of_each_critic(storage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    loss = loss_of("td3_bc")
+    sampler = with_c4(loss, storage, C4AnywhereConfig(lambda_=30.0, mode="exact"))
+    batch = TensorDictReplayBuffer(storage=storage, batch_size=64, sampler=sampler).sample()
+    weights = list(loss.qvalue_network_params.values(True, True))
+
+    def value_and_gradients() -> tuple[torch.Tensor, Any]:
+        torch.manual_seed(0)  # of the targets' noise
+        value, metadata = loss.qvalue_loss(batch.clone())
+        assert metadata["c4_penalty"] > 0
+        return value, torch.autograd.grad(value, weights)
+
+    plain = StackedCritics.gradients
+    in_one_pass: list[Any] = []
+    monkeypatch.setattr(
+        StackedCritics, "gradients", lambda *args, **kw: in_one_pass.append(plain(*args, **kw)) or in_one_pass[-1]
+    )
+    found = [value_and_gradients() for _ in range(2)]
+    assert len(in_one_pass) == 4 and all(one is not None for one in in_one_pass)
+    monkeypatch.setattr(StackedCritics, "gradients", lambda *_, **__: None)
+    expected = value_and_gradients()
+    for one in found:
+        torch.testing.assert_close(one, expected, rtol=1e-4, atol=1e-6)
 
 
 class Arithmetic(TorchDispatchMode):

@@ -92,6 +92,19 @@ def test_an_exported_model_acts_as_the_policy_on_logged_rows_and_carries_its_fac
     assert single["update"] == "40"
 
 
+@pytest.mark.parametrize(("flag", "chosen"), [("--seed=5", {"seed": 5}), ("--ensemble", {"ensemble": True})])
+def test_an_exported_file_is_loaded_as_its_folder_is(
+    flag: str, chosen: dict[str, Any], job: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "policy.npz"
+    assert run("export", job, flag, "--output", file) == 0
+    observations = logged_arrays()["observations"]
+    expected = c4rl.load_policy(job, **chosen).act(observations)
+    np.testing.assert_array_equal(c4rl.load_policy(file).act(observations), expected)
+    with pytest.raises(c4rl.InputError, match="found a file, whose policy was chosen when it was exported"):
+        c4rl.load_policy(file, **chosen)
+
+
 def test_the_model_card_tells_data_method_seeds_held_out_numbers_and_limits(job: Path, tmp_path: Path) -> None:
     assert run("export", job, "--seed", "3", "--output", tmp_path / "policy.npz") == 0
     text = (tmp_path / "policy.npz.md").read_text()

@@ -153,9 +153,13 @@ class _Member(nn.Module):
         self.bind()
         return self.network(batch)[self._output()]
 
-    def bind(self) -> None:
+    def bind(self, graph: bool = False) -> None:
         """Make the network's weights views of the loss's; cheap where they are. Optimisers write in place."""
         weights = self._weights()
+        if graph:
+            self._own(weights).to_module(self.network)
+            self._places = []
+            return
         if (places := [weight.data_ptr() for weight in weights.values(True, True)]) != self._places:
             self._own(weights.data).to_module(self.network)
             self._places = places

@@ -33,10 +33,16 @@ def load_policy(
 ) -> NumpyPolicy:
     """The policy of a run folder; `act(observation)` takes raw observations and gives actions in the task's units.
 
+    An npz file that `c4rl export` wrote holds one policy: the other arguments are for folders.
+
     checkpoint: last, best or selected; the default is selected if the job was trained with --select, else last.
     Choose a run by its name, or by its seed if no other run has it; the default is the first that did not fail.
     ensemble: all seeds of that run's setting that did not fail, acting together.
     """
+    if Path(folder).is_file():
+        if ensemble or any(choice is not None for choice in (checkpoint, seed, run)):
+            raise InputError(f"{folder}: found a file, whose policy was chosen when it was exported, expected a folder")
+        return read_exported(Path(folder))
     if ensemble:
         return _load_ensemble(Path(folder), checkpoint, run)[1]
     return _load_one(Path(folder), checkpoint, seed, run)[1]

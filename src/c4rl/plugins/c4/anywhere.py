@@ -1,13 +1,15 @@
 """C4 in anyone's PyTorch loop, with any critic: three lines (examples/plug_into_your_loop.py)."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.func import debug_unwrap
 
 from c4rl.core.errors import InputError
 from c4rl.core.random import Streams
@@ -150,7 +152,7 @@ class C4Anywhere:
         rows: [B] indices, where batches are drawn ahead of their use; default those drawn last. features: [B, m], the
         critic's penultimate ones at these rows, where the loop has them: proxy mode then does not compute them again.
         """
-        known = None if features is None else features.unsqueeze(0)
+        known = None if features is None or self.config.mode == "exact" else features.unsqueeze(0)
         return self.joint_penalty([(critic, target)], td_loss, rows, known)
 
     def joint_penalty(
@@ -158,25 +160,30 @@ class C4Anywhere:
         critics: Sequence[tuple[CriticFunction, CriticFunction]],
         td_loss: Tensor | None = None,
         rows: Tensor | None = None,
-        features: Tensor | None = None,
-        next_features: Tensor | None = None,
+        g: Tensor | None = None,
+        g_next: Tensor | None = None,
     ) -> Tensor:
         """The sum of several critics' penalties, to be added to the sum of their losses; faster than one by one.
 
-        critics: each with its target. td_loss: the mean of their losses. features: [critics, B, m], see `penalty`;
-        next_features: those of the targets at the logged next actions.
+        critics: each with its target. td_loss: the mean of their losses. g, g_next: the critics' penultimate features
+        (proxy) or input gradients (exact) at these rows, [critics, B, m], and the targets' at the logged next actions,
+        where they are known.
         """
         rows = self.last_rows if rows is None else rows
         if self.weighted_penalty.is_zero:
             weighted = self.x.new_zeros(())
         else:
-            g, g_next = (None, None) if self.config.mode == "exact" else (features, next_features)
             if g is None:
                 x = self.x[rows]
                 g = _stacked([self._gradients(critic, x, create_graph=True) for critic, _ in critics])
             if g_next is None:
                 x_next = self.x_next[rows]
                 g_next = _stacked([self._gradients(target, x_next, create_graph=False) for _, target in critics])
+            if torch.is_grad_enabled() and not g.requires_grad:
+                raise InputError(
+                    "C4Anywhere: no gradient reaches the critic through its features, expected layers below the last "
+                    "one that are trained, and no detached features (or mode 'exact')"
+                )
             td_loss = td_loss.reshape(1, 1) if td_loss is not None else None
             weighted = self.weighted_penalty(g_next[None], g[None], self.valid[rows][None], td_loss).sum()
         self.report["c4_penalty"] = weighted.detach()
@@ -237,16 +244,18 @@ class C4Anywhere:
             raise RuntimeError(f"update {step}: {reason}")
 
     def _gradients(self, critic: CriticFunction, x: Tensor, create_graph: bool) -> Tensor:
+        critic = _unwrapped(critic)
         joined = self._takes_joined(critic) if self.joined is None else self.joined
         if not joined and self.action_dim is None:
             raise InputError(
                 "C4Anywhere: the critic takes states and actions apart, expected action_dim, the number of actions"
             )
         actions = None if joined else self.action_dim
-        if self.config.mode == "exact":
-            return input_gradient(lambda x: q_values(critic, x, actions), x, create_graph)
-        with torch.set_grad_enabled(create_graph):
-            return penultimate_features(critic, x, self.head, actions)
+        with nullcontext() if create_graph else _at_rest(critic):
+            if self.config.mode == "exact":
+                return input_gradient(lambda x: q_values(critic, x, actions), x, create_graph)
+            with torch.set_grad_enabled(create_graph):
+                return penultimate_features(critic, x, self.head, actions)
 
     def _takes_joined(self, critic: CriticFunction) -> bool:
         """`takes_joined`, of modules once: reading a signature takes as long as a layer."""
@@ -262,6 +271,24 @@ def _stacked(features: list[Tensor]) -> Tensor:
     return features[0].unsqueeze(0) if len(features) == 1 else torch.stack(features)
 
 
+def _unwrapped(critic: CriticFunction) -> CriticFunction:
+    """The module within torch.compile's: its layers are called one by one, and gradients can be differentiated."""
+    return getattr(critic, "_orig_mod", critic)
+
+
+@contextmanager
+def _at_rest(critic: CriticFunction) -> Iterator[None]:
+    """Without dropout and without new batch statistics: looking at a critic changes neither it nor random numbers."""
+    modules = [module for module in critic.modules() if module.training] if isinstance(critic, nn.Module) else []
+    for module in modules:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.training = True
+
+
 def takes_joined(critic: CriticFunction) -> bool:
     """Whether a critic takes [B, s + a], by the number of arguments it needs, or [B, s] and [B, a]."""
     function = critic.forward if isinstance(critic, nn.Module) else critic
@@ -275,6 +302,8 @@ def takes_joined(critic: CriticFunction) -> bool:
         raise InputError(
             f"C4Anywhere: the critic needs {len(needed)} arguments, expected 1 or 2, or joined= to say which it takes"
         )
+    if len(needed) == 2 and needed[0].name in ("a", "act", "action", "actions"):
+        raise InputError(f"C4Anywhere: the critic takes ({needed[0].name}, {needed[1].name}), expected states first")
     return len(needed) == 1
 
 
@@ -305,22 +334,32 @@ def penultimate_features(
         watched = [critic.get_submodule(head)]
     else:
         raise InputError(f"proxy features: the critic has no layer '{head}', expected `head` to be the name of one")
-    calls: list[tuple[Tensor, Any]] = []
-    handles = [m.register_forward_hook(lambda _, inputs, output: calls.append((inputs[0], output))) for m in watched]
+    calls: list[tuple[Tensor, Any, int]] = []  # of a layer: its input, its output, how often that was written to
+
+    def record(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        features, output = (debug_unwrap(one, recurse=True) for one in ((*args, *kwargs.values())[0], output))
+        calls.append((features, output, output._version))
+
+    handles = [module.register_forward_hook(record, with_kwargs=True) for module in watched]
     try:
         q = q_values(critic, x, action_dim)
     finally:
         for handle in handles:
             handle.remove()
     if head is None:
-        # the very memory of Q, not equal numbers: the smaller of two heads may be the first one in every row
-        calls = [call for call in calls if call[1].data_ptr() == q.data_ptr() and call[1].numel() == q.numel()]
+        # the very memory of Q, not equal numbers: the smaller of two heads may be the first one in every row; and not
+        # written to since: a second head's values may have been added in place
+        calls = [
+            (features, output, version)
+            for features, output, version in calls
+            if output.data_ptr() == q.data_ptr() and output.numel() == q.numel() and output._version == version
+        ]
         if not calls:
             raise InputError(
                 "proxy features: Q is not the output of an nn.Linear of the critic, expected `head` naming its last "
                 "layer (or mode 'exact'); pass twin critics one by one"
             )
     if len(calls) != 1 or calls[0][0].dim() != 2 or len(calls[0][0]) != len(x):
-        shapes = " and ".join(str(list(features.shape)) for features, _ in calls) or "nothing"
+        shapes = " and ".join(str(list(features.shape)) for features, *_ in calls) or "nothing"
         raise InputError(f"proxy features: the last layer was given {shapes}, expected one [{len(x)}, m]")
     return calls[0][0]

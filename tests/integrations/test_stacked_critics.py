@@ -1,4 +1,4 @@
-"""Target critics in one pass have the features that each has alone; those that are no chains are left alone."""
+"""Critics in one pass have the features and gradients that each has alone; those that are no chains are left alone."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from c4rl.integrations.stacked_targets import StackedTargets
+from c4rl.integrations.stacked_critics import StackedCritics
 from c4rl.plugins.c4.anywhere import penultimate_features
+from c4rl.plugins.c4.feature_gradients import input_gradient
 
 
 class BetweenLayers(nn.Module):
@@ -47,7 +48,7 @@ def features_of(targets: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
 def test_features_are_those_of_each_target(target: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     targets, x = [target() for _ in range(3)], torch.randn(16, 3)
-    stacked = StackedTargets(targets)
+    stacked = StackedCritics(targets)
     for _ in range(3):
         found = stacked.features(x, lambda: features_of(targets, x))
         assert found is not None and not found.requires_grad
@@ -72,14 +73,41 @@ def test_features_are_those_of_each_target(target: Callable[[], nn.Module]) -> N
 def test_other_targets_are_left_alone(targets: Callable[[], list[nn.Module]]) -> None:
     torch.manual_seed(0)
     own, x = targets(), torch.randn(16, 3)
-    assert StackedTargets(own).features(x, lambda: features_of(own, x)) is None
+    assert StackedCritics(own).features(x, lambda: features_of(own, x)) is None
+
+
+@pytest.mark.parametrize("critic", [lambda: chain(nn.ReLU(), bias=False), lambda: BetweenLayers(torch.relu)])
+def test_gradients_are_those_of_each_critic_and_can_be_differentiated(critic: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    critics, x = [critic().double() for _ in range(2)], torch.randn(16, 3, dtype=torch.float64)
+    weights = [weight for one in critics for weight in one.parameters() if weight.dim() == 2]  # not the biases
+
+    def gradients_of() -> list[Tensor]:
+        return [input_gradient(one, x, create_graph=True) for one in critics]
+
+    stacked = StackedCritics(critics)
+    for _ in range(2):
+        found, expected = stacked.gradients(x, gradients_of, graph=True), torch.stack(gradients_of())
+        assert found is not None
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(*(torch.autograd.grad(one.pow(3).sum(), weights) for one in (found, expected)))
+    alone = StackedCritics(critics).gradients(x, gradients_of)
+    assert alone is not None and not alone.requires_grad
+
+
+@pytest.mark.parametrize("activation", [nn.Tanh, lambda: nn.LeakyReLU(0.1)])
+def test_gradients_of_other_activations_are_left_alone(activation: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    critics, x = [chain(activation()) for _ in range(2)], torch.randn(16, 3)
+    stacked = StackedCritics(critics)
+    assert stacked.gradients(x, lambda: [input_gradient(one, x, create_graph=False) for one in critics]) is None
 
 
 def test_a_target_that_changes_its_way_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("c4rl.integrations.stacked_targets.CHECKED_EVERY", 2)
+    monkeypatch.setattr("c4rl.integrations.stacked_critics.CHECKED_EVERY", 2)
     torch.manual_seed(0)
     targets, x = [chain(nn.ReLU()) for _ in range(2)], torch.randn(16, 3)
-    stacked, found = StackedTargets(targets), []
+    stacked, found = StackedCritics(targets), []
     for update in range(3):
         if update == 2:
             targets[1].register_forward_pre_hook(lambda _, inputs: (inputs[0] + 1,))
