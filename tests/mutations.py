@@ -57,6 +57,12 @@ TESTS: dict[str, tuple[str, ...]] = {
     "plugins/c4/divergences.py": ("c4/test_divergences.py",),
     "plugins/c4/divergence_term.py": (*("c4/test_divergence_term.py", "c4/test_row_weights.py", "c4/test_gate.py"),),
     "plugins/c4/plugin.py": ("c4/test_plugin_behaviour.py", "c4/test_gate.py"),
+    "plugins/dr3.py": ("algorithms/test_dr3.py",),
+    "plugins/returns.py": ("algorithms/test_returns.py",),
+    "plugins/smoothing.py": ("algorithms/test_policy_at_other_states.py",),
+    "plugins/corrective_labels.py": ("algorithms/test_policy_at_other_states.py",),
+    "core/ops/losses.py": (*("algorithms/test_losses.py", "algorithms/test_td3_bc.py", "algorithms/test_cql.py"),),
+    "core/ops/tanh_gaussian.py": ("algorithms/test_cql.py", "test_networks.py"),
 }
 # no losses in here; what is logged is not looked at either
 SKIPPED = {"__init__", "check", "plan", "launch_key", "state", "metrics", "policy_has_density", "select_rows", "phase"}
@@ -175,7 +181,7 @@ class Positions(ast.NodeVisitor):
 
     def visit_If(self, node: ast.If) -> None:
         """What fused kernels compute needs a GPU."""
-        fused = isinstance(node.test, ast.Call) and ast.unparse(node.test.func).endswith(("fused", "fuses"))
+        fused = "kernels_for" in ast.unparse(node.test)
         if self.function and not fused:
             self.found.append((self.function, node, "test", None))
         for part in [*([] if fused else [node.test, *node.body]), *node.orelse]:
