@@ -63,6 +63,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "plugins/corrective_labels.py": ("algorithms/test_policy_at_other_states.py",),
     "core/ops/losses.py": (*("algorithms/test_losses.py", "algorithms/test_td3_bc.py", "algorithms/test_cql.py"),),
     "core/ops/tanh_gaussian.py": ("algorithms/test_cql.py", "test_networks.py"),
+    "core/ops/covariance.py": ("c4/test_cross_covariance.py", "c4/test_cross_covariance_bias.py"),
 }
 # no losses in here; what is logged is not looked at either
 SKIPPED = {"__init__", "check", "plan", "launch_key", "state", "metrics", "policy_has_density", "select_rows", "phase"}
