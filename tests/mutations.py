@@ -86,7 +86,7 @@ SWAPPED_NETWORKS = {
 }
 OPPOSITE = {ast.Gt: ast.LtE, ast.GtE: ast.Lt, ast.Lt: ast.GtE, ast.LtE: ast.Gt}
 OWN = "Adam asks for the gradients of its own network alone"
-MEAN = "the mean of g drops out: the centred g' sums to 0"
+MEAN = "where g' or g is centred, the other's mean drops out"
 FUSED = "g.shape[2] <= MOST_FUSED_ROWS"
 LAST_BUT_ONE = "of four axes, 2 and -2 are the same"
 STD = "advantage.std(1, keepdim=True) + 1e-10 -> "
@@ -107,6 +107,15 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         for weights in (WEIGHTS, ROW_WEIGHTS)
     },
     ("algorithms/accepted_policies.py", "AcceptedPolicies.after_update", "self.old_actor -> self.actor"): "just copied",
+    **{
+        ("plugins/c4/cross_covariance.py", "WeightedPenalty.__call__", f"{x}.detach() -> {x}"): "a weight has no graph"
+        for x in ("size", "td_loss")
+    },
+    **{
+        ("plugins/c4/cross_covariance.py", "within_and_between", f"{x} - {mean} -> {x} {sign} {mean}"): MEAN
+        for x, mean in (("g_next", "_mean(g_next, weight, n)"), ("g", "_mean(g, weight, n)"))
+        for sign in ("+", "- 2 *")
+    },
     ("core/ops/covariance.py", "cross_covariance", "g - mean -> g + mean"): MEAN,
     ("core/ops/covariance.py", "cross_covariance", "g - mean -> g - 2 * mean"): MEAN,
     ("core/ops/covariance.py", "_centred", "g * weight -> 2 * (g * weight)"): MEAN,
