@@ -57,6 +57,13 @@ TESTS: dict[str, tuple[str, ...]] = {
     "plugins/c4/divergences.py": ("c4/test_divergences.py",),
     "plugins/c4/divergence_term.py": (*("c4/test_divergence_term.py", "c4/test_row_weights.py", "c4/test_gate.py"),),
     "plugins/c4/plugin.py": ("c4/test_plugin_behaviour.py", "c4/test_gate.py"),
+    "plugins/dr3.py": ("algorithms/test_dr3.py",),
+    "plugins/returns.py": ("algorithms/test_returns.py",),
+    "plugins/smoothing.py": ("algorithms/test_policy_at_other_states.py",),
+    "plugins/corrective_labels.py": ("algorithms/test_policy_at_other_states.py",),
+    "core/ops/losses.py": (*("algorithms/test_losses.py", "algorithms/test_td3_bc.py", "algorithms/test_cql.py"),),
+    "core/ops/tanh_gaussian.py": ("algorithms/test_cql.py", "test_networks.py"),
+    "core/ops/covariance.py": ("c4/test_cross_covariance.py", "c4/test_cross_covariance_bias.py"),
 }
 # no losses in here; what is logged is not looked at either
 SKIPPED = {"__init__", "check", "plan", "launch_key", "state", "metrics", "policy_has_density", "select_rows", "phase"}
@@ -79,6 +86,8 @@ SWAPPED_NETWORKS = {
 }
 OPPOSITE = {ast.Gt: ast.LtE, ast.GtE: ast.Lt, ast.Lt: ast.GtE, ast.LtE: ast.Gt}
 OWN = "Adam asks for the gradients of its own network alone"
+MEAN = "where g' or g is centred, the other's mean drops out"
+FUSED = "g.shape[2] <= MOST_FUSED_ROWS"
 LAST_BUT_ONE = "of four axes, 2 and -2 are the same"
 STD = "advantage.std(1, keepdim=True) + 1e-10 -> "
 WEIGHTS = "clustering.responsibilities * clustering.tables.pool_mask.unsqueeze(2)"
@@ -90,7 +99,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("algorithms/cql.py", "CQL._conservative_losses", "excess.detach() -> excess"): OWN,
     ("algorithms/cql.py", "CQL.update", "policy.detach() -> policy"): "actions are drawn from it without gradients",
     ("algorithms/a2pr.py", "A2PR.update", "value.detach() -> value"): "it is compared with, no more",
-    ("algorithms/t_symmetry_dynamics.py", "jacobian_vector_product", "x.detach() -> x"): "it is compared, no more",
     ("algorithms/bppo.py", "weighted_advantage", STD + "advantage.std(1, keepdim=True) - 1e-10"): "it keeps 0/0 away",
     ("algorithms/bppo.py", "weighted_advantage", STD + "advantage.std(1, keepdim=True) + 2 * 1e-10"): "the same",
     ("plugins/c4/divergences.py", "divergence_term", "-2 -> 2"): LAST_BUT_ONE,
@@ -99,6 +107,19 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         for weights in (WEIGHTS, ROW_WEIGHTS)
     },
     ("algorithms/accepted_policies.py", "AcceptedPolicies.after_update", "self.old_actor -> self.actor"): "just copied",
+    **{
+        ("plugins/c4/cross_covariance.py", "WeightedPenalty.__call__", f"{x}.detach() -> {x}"): "a weight has no graph"
+        for x in ("size", "td_loss")
+    },
+    **{
+        ("plugins/c4/cross_covariance.py", "within_and_between", f"{x} - {mean} -> {x} {sign} {mean}"): MEAN
+        for x, mean in (("g_next", "_mean(g_next, weight, n)"), ("g", "_mean(g, weight, n)"))
+        for sign in ("+", "- 2 *")
+    },
+    ("core/ops/covariance.py", "cross_covariance", "g - mean -> g + mean"): MEAN,
+    ("core/ops/covariance.py", "cross_covariance", "g - mean -> g - 2 * mean"): MEAN,
+    ("core/ops/covariance.py", "_centred", "g * weight -> 2 * (g * weight)"): MEAN,
+    ("core/ops/covariance.py", "cross_covariance_size", f"{FUSED} -> {FUSED.replace('<=', '>')}"): "it needs a GPU",
 }
 
 
@@ -175,7 +196,7 @@ class Positions(ast.NodeVisitor):
 
     def visit_If(self, node: ast.If) -> None:
         """What fused kernels compute needs a GPU."""
-        fused = isinstance(node.test, ast.Call) and ast.unparse(node.test.func).endswith(("fused", "fuses"))
+        fused = "kernels_for" in ast.unparse(node.test)
         if self.function and not fused:
             self.found.append((self.function, node, "test", None))
         for part in [*([] if fused else [node.test, *node.body]), *node.orelse]:

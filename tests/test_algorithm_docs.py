@@ -1,5 +1,6 @@
 """docs/algorithms.md against the code: sections, flags, defaults, and commands that the command line understands."""
 
+import contextlib
 import re
 import shlex
 from pathlib import Path
@@ -7,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from c4rl.cli.train import config_of
+from c4rl.core.errors import InputError
 from c4rl.jobs.config import TrainConfig, field_names
-from c4rl.jobs.registry import ALGORITHMS, PLUGINS
+from c4rl.jobs.registry import ALGORITHMS, PLUGINS, plugin_names
 
 PATH = Path(__file__).resolve().parents[1] / "docs" / "algorithms.md"
 PAGE = PATH.read_text()
@@ -86,6 +88,23 @@ class TestEveryAlgorithm:
         counted = [stage.name for stage in stages if stage.updates == 777]
         assert counted == re.findall(r"\*\*(.+?)\*\*", row)
         assert ", ".join(stage.name for stage in stages) in row.replace("**", "")
+
+    def test_refused_plugins_are_named(self, name: str) -> None:
+        refused = {plugin for plugin in PLUGINS if is_refused(plugin, name)}
+        (row,) = re.findall(rf"^\| \[{name}\].*$", PAGE, re.M)
+        if not ALGORITHMS[name].has_critic:
+            assert "| those that need no critic |" in row
+            refused -= {plugin for plugin, (_, kind) in PLUGINS.items() if kind.needs_critic}
+        for text in (row, ALGORITHM_SECTIONS[name]):
+            exceptions = "".join(re.findall(r"\ball but ([\w, ]+)", text)[:1])
+            assert refused == set(re.findall(r"\w+", exceptions)) & set(PLUGINS)
+
+
+def is_refused(plugin: str, algorithm: str) -> bool:
+    with contextlib.suppress(InputError):
+        plugin_names((plugin,), algorithm)
+        return False
+    return True
 
 
 @pytest.mark.parametrize("name", PLUGINS)

@@ -13,6 +13,7 @@ import pytest
 
 from c4rl.cli.main import COMMANDS
 from c4rl.core.declarations import flag_of
+from c4rl.core.options import may_differ
 from c4rl.jobs.registry import ALGORITHMS, PLUGINS
 from tests.cli.test_every_option import OWNERS
 from tests.documents import ROOT
@@ -58,7 +59,8 @@ def test_every_command_and_flag_is_on_the_page(generate: ModuleType) -> None:
             if field.name in ("options", "plugin_options", *(["task"] if owner.name == "behaviour agents" else [])):
                 continue
             flags = f"| `--{flag_of(field.name)}` |", f"| `{field.name.upper()}` |"
-            assert any(flag in sections[name] for flag in flags), (name, field.name)
+            (line,) = (row for row in sections[name].splitlines() if row.startswith(flags))
+            assert ("; per run |" in line) == may_differ(field), line
 
 
 def test_every_public_name_is_on_the_page_and_explained(generate: ModuleType) -> None:

@@ -62,7 +62,8 @@ def commands_page() -> str:
         "",
         "## Flags of the algorithms",
         "",
-        "With `c4rl train --algorithm NAME`. A preset changes the defaults.",
+        "With `c4rl train --algorithm NAME`. A preset changes the defaults. Per run: runs that differ in it alone "
+        "train together.",
     ]
     for algorithm in ALGORITHMS:
         declared = declared_by(commands["train"], ["--algorithm", algorithm])
@@ -82,6 +83,7 @@ def commands_page() -> str:
 def _flag_table(flags: Sequence[Any], defaults: Mapping[str, Any]) -> list[str]:
     from c4rl.cli.parsing import NOT_GIVEN
     from c4rl.core.declarations import expected
+    from c4rl.core.options import may_differ
 
     if not flags:
         return ["It has no flags."]
@@ -90,6 +92,7 @@ def _flag_table(flags: Sequence[Any], defaults: Mapping[str, Any]) -> list[str]:
         value = defaults[flag.field.name]
         default = "required" if value is NOT_GIVEN else _shown(value)
         kind = "a switch" if flag.field.type is bool else expected(flag.field)
+        kind += "; per run" if may_differ(flag.field) else ""
         lines.append(f"| `{flag.name}` | {_cell(kind)} | {default} | {_cell(flag.help)} |")
     return lines
 

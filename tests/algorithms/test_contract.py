@@ -49,10 +49,10 @@ def makes_sense(algorithm: str, plugins: tuple[tuple[str, ...], tuple[Any, ...]]
     kind, (names, options) = ALGORITHMS[algorithm], plugins
     adds_to_actor = any(isinstance(form, C4Config) and form.divergence_weight for form in options)
     lacks_policy = not (kind.has_actor_term and kind.has_one_policy)
-    if lacks_policy and any(name in ("smoothing", "corrective_labels") for name in names):
-        return False
+    lacks_policy &= any(PLUGINS[name][1].needs_policy for name in names)
     lacks_critic = not kind.has_critic and any(PLUGINS[name][1].needs_critic for name in names)
-    return not lacks_critic and algorithm not in names and (kind.has_actor_term or not adds_to_actor)
+    lacks = lacks_policy or lacks_critic or (adds_to_actor and not kind.has_actor_term)
+    return not lacks and algorithm not in names
 
 
 COMBINATIONS = [

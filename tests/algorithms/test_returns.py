@@ -27,6 +27,9 @@ def test_a_cut_trajectory_counts_as_if_it_had_gone_on_and_a_short_piece_not_at_a
     assert lengths.tolist() == list(LENGTHS)
     # whole, ended, cut half-way, one row, ended early
     assert returns.tolist() == [100.0, 300.0, 400.0, -torch.inf, 40.0]
+    ids = torch.repeat_interleave(torch.arange(3), torch.tensor([100, 1, 2]))
+    returns, _ = fair_returns(torch.ones(103).double(), torch.zeros(103), ids)
+    assert returns.tolist() == [100.0, -torch.inf, 2.0]  # below a fiftieth of the longest, and just that long
 
 
 def test_weights_are_exponential_in_the_return_on_the_scale_of_the_best_or_the_range() -> None:
@@ -42,7 +45,8 @@ def test_weights_are_exponential_in_the_return_on_the_scale_of_the_best_or_the_r
 
 def test_top_floor_and_effective_rows() -> None:
     top = weights_of_rows(REWARDS, TERMINALS, IDS, 0.1, 0.25, 0.0, 0.0)
-    assert top[150] == top[220] > top[0] > top[-1] > 0 == top[250]
+    expected = np.exp(-np.array([200, 0, 0, np.inf, 260]) / (0.1 * 400))[IDS]  # how far below 400 - 0.25 * 400
+    np.testing.assert_allclose(top.numpy(), expected / expected.sum())
     floor = weights_of_rows(REWARDS, TERMINALS, IDS, 0.1, 0.0, 0.4, 0.0)
     plain = weights_of_rows(REWARDS, TERMINALS, IDS, 0.1, 0.0, 0.0, 0.0)
     torch.testing.assert_close(floor, 0.6 * plain + 0.4 / len(plain))
@@ -55,13 +59,13 @@ def test_top_floor_and_effective_rows() -> None:
     assert 1 / float(most.square().sum()) > 0.98 * 270
 
 
-def alike(good: bool = True) -> Dataset:
+def alike(good: bool = True, count: int = 200) -> Dataset:
     """Trajectories of 20 rows that start in one place; in one of them every reward is 1, elsewhere 0."""
-    data = with_trajectories(small_dataset(200), 20)
+    data = with_trajectories(small_dataset(count), 20)
     observations = data.observations.copy()
     if good:
         observations[::20] = 0.5
-    rewards = np.zeros(200, np.float32)
+    rewards = np.zeros(count, np.float32)
     rewards[40:60] = 1
     return replace(data, observations=observations, rewards=rewards)
 
@@ -94,6 +98,25 @@ def test_returns_of_trajectories_that_start_apart_are_not_compared() -> None:
     assert launch.read_metrics()[0]["effective_rows"] == pytest.approx(200)
     one = torch.zeros(200, dtype=torch.int64)
     assert spread_of_starts(torch.tensor(data.observations).double(), one) == torch.inf
+
+
+def test_the_spread_of_starts_is_a_ratio_of_variances() -> None:
+    """Trajectories of three rows; one column starts in 0 or 2, one always in 0, one never changes."""
+    first, second = torch.tensor([0.0, 1, 5, 2, 3, 1]), torch.tensor([0.0, 2, 4, 0, 1, 5])
+    observations = torch.stack([first, second, torch.ones(6)], 1).double()
+    ids = torch.tensor([0, 0, 0, 1, 1, 1])
+    assert spread_of_starts(observations[:, [0, 2]], ids) == pytest.approx(1 / float(first.var(unbiased=False)))
+    assert spread_of_starts(observations[:, [1, 2]], ids) == 0
+
+
+def test_runs_on_data_of_different_lengths_weigh_their_own_rows() -> None:
+    config = small_config("bc", ("returns",))
+    buffer = pack_datasets([(data, plain_scaling(data)) for data in (alike(), alike(count=100))], CPU, torch.float64)
+    launch = Launch(config, [Run("long", 0), Run("short", 0, data=1)], buffer, CPU, torch.float64)
+    launch.step.fill_(1)
+    assert launch.actor_sampler is not None
+    drawn = launch.actor_sampler.rows(launch.streams, 500) - torch.tensor([[0], [200]])
+    assert ((drawn >= 40) & (drawn < 60)).double().mean(1).min() > 0.98
 
 
 def test_runs_of_one_launch_weigh_by_their_own_temperature() -> None:

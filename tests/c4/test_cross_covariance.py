@@ -1,12 +1,22 @@
 """C_hat and its penalty: values, masking, gradients, the weight's rule and the monitor."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from c4rl.core.errors import InputError
-from c4rl.plugins.c4.cross_covariance import automatic_weight, cross_covariance, penalty, traces, within_and_between
+from c4rl.plugins.c4.cross_covariance import (
+    PenaltyConfig,
+    WeightedPenalty,
+    automatic_weight,
+    cross_covariance,
+    penalty,
+    traces,
+    within_and_between,
+)
 from c4rl.theory.total_covariance import total_covariance
 
 
@@ -142,6 +152,29 @@ def test_the_unbiased_penalty_of_fewer_than_four_rows_is_zero(beta: float) -> No
     assert found.tolist() == [0, 0]
     (gradient,) = torch.autograd.grad(found.sum(), g)
     assert not gradient.any()
+
+
+def test_the_weighted_penalty_is_lambda_r_or_a_fraction_of_the_td_loss() -> None:
+    g_next, g = features(2, 3, 20, 4)
+    valid, td_loss = all_valid(g)[:, 0], torch.arange(1.0, 7).double().view(2, 3)
+    R = penalty(g_next, g, valid.unsqueeze(1), beta=0.5)
+
+    def weighted(**options: Any) -> WeightedPenalty:
+        return WeightedPenalty(PenaltyConfig(beta=0.5, **options), 2, torch.device("cpu"), torch.float64)
+
+    torch.testing.assert_close(weighted(lambda_=0.7)(g_next, g, valid, None), 0.7 * R)
+    automatic = weighted(lambda_="auto", lambda_fraction=0.2)
+    for average in (td_loss, (0.99 * td_loss + 3 * td_loss) / 1.99):  # of one update, and of another with a larger loss
+        found = automatic(g_next, g, valid, td_loss if average is td_loss else 3 * td_loss)
+        torch.testing.assert_close(found, 0.2 * (average.mean(1) / R.mean(1)).unsqueeze(1) * R)
+
+
+@pytest.mark.parametrize("estimator", ["plugin", "unbiased"])
+def test_no_gradient_flows_into_the_next_features(estimator: str) -> None:
+    g_next, g = (x.requires_grad_() for x in features(2, 3, 20, 4))
+    R = penalty(g_next, g, all_valid(g), beta=0.5, estimator=estimator)
+    into_next, into = torch.autograd.grad(R.sum(), (g_next, g), allow_unused=True)
+    assert into_next is None and into is not None
 
 
 def test_automatic_weight_survives_a_vanishing_penalty() -> None:

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from c4rl.algorithms.algorithm import Algorithm, CriticConfig, Metrics
 from c4rl.algorithms.losses import clipped_target, mean_squared_error, soft_actor_loss, soft_maximum_gap
 from c4rl.core.buffer import Batch
 from c4rl.core.errors import InputError
-from c4rl.core.networks import Critic, Stack, per_row
+from c4rl.core.networks import Critic, LogScalar, Stack, per_row
 from c4rl.core.ops.tanh_gaussian import uniform_and_sampled
 from c4rl.core.options import PerRun, option
 from c4rl.core.policies import GaussianPolicy, TanhGaussian
@@ -64,14 +64,6 @@ class CQLConfig(CriticConfig):
             raise InputError(
                 f"--gap-minimum: found {self.gap_minimum}, expected at most the maximum, {self.gap_maximum}"
             )
-
-
-class LogScalar(nn.Module):
-    """One trained number per run, of which the exponential is used."""
-
-    def __init__(self, stack: Stack, initial: float) -> None:
-        super().__init__()
-        self.log = nn.Parameter(torch.full((stack.runs,), initial, device=stack.device, dtype=stack.dtype))
 
 
 class CQL(Algorithm):

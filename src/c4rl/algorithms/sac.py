@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from c4rl.algorithms.algorithm import Algorithm, CriticConfig, Metrics
-from c4rl.algorithms.cql import LogScalar
 from c4rl.algorithms.losses import clipped_target, mean_squared_error, soft_actor_loss
 from c4rl.core.buffer import Batch
-from c4rl.core.networks import Critic, Stack
+from c4rl.core.networks import Critic, LogScalar, Stack
 from c4rl.core.options import PerRun, option
 from c4rl.core.policies import GaussianPolicy, TanhGaussian
 from c4rl.core.random import Streams

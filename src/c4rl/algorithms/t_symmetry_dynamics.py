@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from c4rl.core.buffer import Batch, TransitionBuffer
 from c4rl.core.networks import Stack, StackedMLP, per_row
 from c4rl.core.ops.mlp import jacobian_vector_product
+from c4rl.core.random import Streams
 
+CHECKED_ROWS = 4096  # of the comparison between true and shuffled transitions
 CHUNK = {"cpu": 1024, "cuda": 4096}  # rows times runs per pass over the data
 
 
@@ -137,6 +139,20 @@ class TSymmetryDynamics(nn.Module):
             latent_std=variance.clamp_min(0).sqrt().to(residual.dtype),
             residuals=torch.stack([masked_quantile(residual, inside, quantile), least, largest], dim=1),
         )
+
+    @torch.no_grad()
+    def true_and_shuffled_symmetry(self, buffer: TransitionBuffer, streams: Streams) -> dict[str, Tensor]:
+        """A model that learned the dynamics finds shuffled transitions far less symmetric than true ones."""
+        rows, others = (
+            streams.integers(f"symmetry_check/{name}", buffer.lengths, CHECKED_ROWS) + buffer.offsets.unsqueeze(1)
+            for name in ("rows", "others")
+        )
+        batch = buffer.gather(rows)
+        shuffled = batch._replace(next_observations=buffer.gather(others).observations)
+        return {
+            "dynamics_symmetry_true": self.losses(batch).symmetry,
+            "dynamics_symmetry_shuffled": self.losses(shuffled).symmetry,
+        }
 
 
 def mean_over(values: Tensor, weights: Tensor) -> Tensor:

@@ -17,16 +17,13 @@ from c4rl.algorithms.losses import clipped_target, squared_error
 from c4rl.algorithms.t_symmetry_dynamics import ResidualStatistics, TSymmetryDynamics, mean_over
 from c4rl.algorithms.td3 import TD3, TD3Config
 from c4rl.core.buffer import Batch, TransitionBuffer
-from c4rl.core.declarations import flag_of
-from c4rl.core.errors import InputError
 from c4rl.core.networks import Stack, per_row
 from c4rl.core.options import PerRun, option
 from c4rl.core.policies import dropout_masks
 from c4rl.core.random import Streams
 from c4rl.plugins.seams import Plugins
 
-DYNAMICS, TRAINING = range(2)  # stages
-CHECKED_ROWS = 4096  # of the comparison between true and shuffled transitions
+DYNAMICS = 0  # the first stage
 
 
 @dataclass(frozen=True)
@@ -78,9 +75,6 @@ class TSRLConfig(TD3Config):
     def check(self) -> None:
         self.refuse("its targets are of latent actions", "critic_cloning")
         self.refuse("it has --dropout, in targets too", "actor_dropout")
-        for name in ("encoder_widths", "field_widths"):
-            if not getattr(self, name):
-                raise InputError(f"--{flag_of(name)}: found none, expected one width or more")
 
 
 class TSRL(TD3):
@@ -88,17 +82,16 @@ class TSRL(TD3):
 
     config_type = TSRLConfig
     config: TSRLConfig
-    remembered = ()
+    remembered = ("actor_loss", "latent_cloning", "policy_asymmetry", "trusted_noise")
 
     def __init__(self, config: TSRLConfig, stack: Stack, streams: Streams, plugins: Plugins) -> None:
         super().__init__(config, stack, streams, plugins)
         model = TSymmetryDynamics(stack, "dynamics", config.encoder_widths, config.field_widths)
         self.dynamics = self.learner("dynamics", model, config.dynamics_lr)
-        s, names = stack.observation_dim, ("actor_loss", "latent_cloning", "policy_asymmetry", "trusted_noise")
+        s = stack.observation_dim
         self.data = ResidualStatistics(  # known from the end of stage one on
             self.kept("data/latent_mean", s), self.kept("data/latent_std", s), self.kept("data/residuals", 3)
         )
-        self.last = dict(zip(names, self.kept("actor_report", 4).unbind(1), strict=True))
 
     @classmethod
     def plan(cls, config: Any, updates: int) -> tuple[Stage, ...]:
@@ -165,27 +158,12 @@ class TSRL(TD3):
         found = self.dynamics.statistics(self.buffer, self.config.quantile)
         for kept, new in zip(self.data, found, strict=True):
             kept.copy_(new)
-        report = self._true_and_shuffled_symmetry()
+        report = self.dynamics.true_and_shuffled_symmetry(self.buffer, self.streams)
         report["symmetry_threshold"] = found.residuals[:, 0]
         for plugin in self.plugins.all:  # the critic's inputs are final only now
             if plugin.period is not None:
                 report |= plugin.refresh(self, step)
         return report
-
-    @torch.no_grad()
-    def _true_and_shuffled_symmetry(self) -> Metrics:
-        """A model that learned the dynamics finds shuffled transitions far less symmetric than true ones."""
-        offsets = self.buffer.offsets.unsqueeze(1)
-        rows, others = (
-            self.streams.integers(f"symmetry_check/{name}", self.buffer.lengths, CHECKED_ROWS) + offsets
-            for name in ("rows", "others")
-        )
-        batch = self.buffer.gather(rows)
-        shuffled = batch._replace(next_observations=self.buffer.gather(others).observations)
-        return {
-            "dynamics_symmetry_true": self.dynamics.losses(batch).symmetry,
-            "dynamics_symmetry_shuffled": self.dynamics.losses(shuffled).symmetry,
-        }
 
     # -- stage two
 

@@ -121,6 +121,14 @@ class Value(nn.Module):
         return self.mlp(observations).squeeze(-1)
 
 
+class LogScalar(nn.Module):
+    """One trained number per run, of which the exponential is used."""
+
+    def __init__(self, stack: Stack, initial: float) -> None:
+        super().__init__()
+        self.log = nn.Parameter(torch.full((stack.runs,), initial, device=stack.device, dtype=stack.dtype))
+
+
 class CriticOutput(NamedTuple):
     """One evaluation of a critic. `...` is [B] or [B, N] for N actions per state."""
 

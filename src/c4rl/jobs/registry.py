@@ -74,6 +74,8 @@ def plugin_names(names: tuple[str, ...], algorithm: str) -> tuple[str, ...]:
         plugin = PLUGINS[name][1]
         if plugin.needs_critic and not host.has_critic:
             raise InputError(f"--plugins: '{name}' acts on a critic, and '{algorithm}' has none")
+        if plugin.needs_policy and not (host.has_one_policy and host.has_actor_term):
+            raise InputError(f"--plugins: '{name}' adds to the loss of a single policy, and '{algorithm}' has none")
         others: dict[str, type[Algorithm] | type[Plugin]] = {n: PLUGINS[n][1] for n in chosen if n != name}
         for other, kind in ({f"--algorithm {algorithm}": host} | others).items():
             if both := plugin.clash(kind):

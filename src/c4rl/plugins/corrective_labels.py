@@ -8,7 +8,6 @@ dynamics. Here a model of predecessors, fitted to the data's own (s', a) -> s, g
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from torch import Tensor
 from c4rl.core.buffer import TransitionBuffer
 from c4rl.core.networks import per_row
 from c4rl.core.options import Options, PerRun, option
-from c4rl.plugins.seams import ActorStep, Host, Plugin, needs_one_policy
+from c4rl.plugins.seams import ActorStep, Host, Plugin
 
 FEATURES = 512  # random ones, of the model
 FREQUENCY = 0.3  # of the features, for inputs of unit size
@@ -36,14 +35,11 @@ class CorrectiveLabelsConfig(Options):
 class CorrectiveLabels(Plugin):
     """w · mean (π(s̃) - a)² over rows whose s̃ is near s."""
 
+    needs_policy = True
     has_actor_term = True
 
     def __init__(self, config: CorrectiveLabelsConfig) -> None:
         self.config = config
-
-    @classmethod
-    def check(cls, options: Any, algorithm: type[Host], algorithm_options: Any) -> None:
-        needs_one_policy("corrective_labels", algorithm)
 
     @classmethod
     def launch_key(cls, options: CorrectiveLabelsConfig, rows: int, data: int) -> Hashable:

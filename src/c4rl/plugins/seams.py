@@ -50,7 +50,6 @@ class Host(Protocol):
     config_type: ClassVar[type[Any]]
     has_critic: ClassVar[bool]
     has_actor_term: ClassVar[bool]
-    has_one_policy: ClassVar[bool]
     config: Any
     stack: Stack
     streams: Streams
@@ -71,6 +70,7 @@ class Plugin:
 
     critic_layer_norm = False
     needs_critic: ClassVar[bool] = False
+    needs_policy: ClassVar[bool] = False  # one network that acts, with a loss to add to
     monitored: ClassVar[bool] = False  # its runs log the cross-covariance
     period: int | None = None  # updates between two calls of `refresh`
 
@@ -191,15 +191,6 @@ class Plugins:
     def actor_term(self, step: ActorStep) -> Tensor | float:
         terms = [term for plugin in self.all if (term := plugin.actor_term(step)) is not None]
         return sum(terms[1:], start=terms[0]) if terms else 0.0
-
-
-def needs_one_policy(plugin: str, algorithm: type[Host]) -> None:
-    """Refuse an algorithm whose actor's loss cannot take a term about the policy's actions at other states."""
-    if not (algorithm.has_actor_term and algorithm.has_one_policy):
-        raise InputError(
-            f"--plugins: found {plugin} with {algorithm.__name__}, expected an algorithm with one policy and an "
-            "actor's loss to add to"
-        )
 
 
 def module_state(modules: dict[str, nn.Module]) -> dict[str, Tensor]:

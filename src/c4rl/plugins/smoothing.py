@@ -2,14 +2,13 @@
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from c4rl.core.buffer import TransitionBuffer
 from c4rl.core.options import Options, PerRun, option
-from c4rl.plugins.seams import ActorStep, Host, Plugin, needs_one_policy
+from c4rl.plugins.seams import ActorStep, Host, Plugin
 
 
 @dataclass(frozen=True)
@@ -27,14 +26,11 @@ class Smoothing(Plugin):
     fixed, each draw would also push π itself along J δ, which is noise, and along its curvature, which moves π(s).
     """
 
+    needs_policy = True
     has_actor_term = True
 
     def __init__(self, config: SmoothingConfig) -> None:
         self.config = config
-
-    @classmethod
-    def check(cls, options: Any, algorithm: type[Host], algorithm_options: Any) -> None:
-        needs_one_policy("smoothing", algorithm)
 
     @classmethod
     def launch_key(cls, options: SmoothingConfig, rows: int, data: int) -> Hashable:
