@@ -17,6 +17,7 @@ main|SORL|ReBRAC
 main|BPPO|BPPO, normalised observations
 c4-exact-cql
 kitchen|CQL + C4
+best-rows
 main|A2PR
 main|DOGE
 main|TSRL
