@@ -77,7 +77,7 @@ class Returns(Plugin):
                 trajectories = rows.rewards.double(), rows.continues == 0, ids
                 alike = spread_of_starts(rows.observations.double(), ids) < most
                 cut = self.config.return_cut
-                known[key] = weights_of_rows(*trajectories, *values, cut) if alike else torch.ones(length) / length
+                known[key] = weights_of_rows(*trajectories, *values, cut=cut) if alike else torch.ones(length) / length
             out[run, :length] = known[key]
         self._effective_rows = (1 / out.square().sum(1)).to(buffer.packed)
         return out.to(buffer.packed.device)
