@@ -119,6 +119,7 @@ def weights_of_rows(
     top: float,
     floor: float,
     rows: float,
+    *,
     cut: float = EXTRAPOLATED,
 ) -> Tensor:
     """How often each row is drawn, [n], summing to 1."""
