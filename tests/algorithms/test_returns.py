@@ -30,6 +30,7 @@ def test_a_cut_trajectory_counts_as_if_it_had_gone_on_and_a_short_piece_not_at_a
     ids = torch.repeat_interleave(torch.arange(3), torch.tensor([100, 1, 2]))
     returns, _ = fair_returns(torch.ones(103).double(), torch.zeros(103), ids)
     assert returns.tolist() == [100.0, -torch.inf, 2.0]  # below a fiftieth of the longest, and just that long
+    assert fair_returns(REWARDS, TERMINALS, IDS, 1.0)[0].tolist() == [100.0, 300.0, 200.0, -torch.inf, 40.0]
 
 
 def test_weights_are_exponential_in_the_return_on_the_scale_of_the_best_or_the_range() -> None:
@@ -87,6 +88,18 @@ def test_the_actors_rows_are_those_of_good_trajectories_and_the_critics_as_well_
     assert set(drawn.unique().tolist()) >= set(range(40, 60))
     launch.update(1)
     assert launch.read_metrics()[0]["effective_rows"] == pytest.approx(20, rel=0.02)
+
+
+@pytest.mark.parametrize(("cut", "effective"), [(0.3, 65), (1.0, 208)])
+def test_whether_cut_trajectories_are_thought_to_go_on_is_an_option(cut: float, effective: int) -> None:
+    """The last of three is half as long: best by its mean reward, worst by its own return."""
+    data = with_trajectories(small_dataset(250), 100)
+    row = np.arange(250)
+    observations = np.where(row[:, None] % 100, data.observations, np.float32(0.5))
+    data = replace(data, observations=observations, rewards=np.where(row < 200, 1, 1.5).astype(np.float32))
+    launch = make_launch(small_config("bc", ("returns",), plugin_options=(ReturnsConfig(return_cut=cut),)), data)
+    launch.update(1)
+    assert launch.read_metrics()[0]["effective_rows"] == pytest.approx(effective, rel=0.01)
 
 
 def test_returns_of_trajectories_that_start_apart_are_not_compared() -> None:

@@ -69,6 +69,17 @@ def test_the_gap_of_states_is_to_the_nearest_on_another_way() -> None:
     assert state_gap(replace(two, trajectory_ids=0 * walks)) == np.inf
 
 
+def test_a_newcomer_is_told_what_it_trains_why_and_where(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "alike.npz", True)
+    assert run("train", "--preset", "best", "--dataset", "alike.npz", *TINY) == 0
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("best trains bc + returns on alike.npz. First observations vary 0.00 times")
+    assert last == "wrote runs/alike-best"
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

@@ -44,7 +44,7 @@ def test_a_terminal_shows_a_live_table(command: list[str]) -> None:
     text = shown.decode()
     assert "\x1b[1A" in text and "\x1b[2K" in text  # drawn over itself
     final = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
-    for fragment in ("td3_bc on none", "seed", "critic loss", "held out td rmse", "training", "60/60", "left"):
+    for fragment in ("td3_bc without", "seed", "critic loss", "held out td rmse", "training", "60/60", "left"):
         assert fragment in final
     assert re.search(r"\b3 ", final) and re.search(r"\b8 ", final)
     assert "update 30/60" not in final
@@ -57,12 +57,13 @@ def test_elsewhere_there_are_plain_lines(command: list[str], capsys: pytest.Capt
     out, err = capsys.readouterr()
     assert err == "" and "\x1b" not in out
     lines = out.splitlines()
-    assert lines[0].startswith("td3_bc on none, ") and lines[0].endswith("rows, cpu")
+    assert lines[0].startswith("td3_bc without a simulator, ") and lines[0].endswith("rows, cpu")
     assert lines[1].startswith("update 10/60  critic_loss ")
     evaluations = [line for line in lines if "held_out_td_rmse" in line]
     assert [line.split()[1] for line in evaluations] == ["30/60", "60/60"]
     assert all("updates/s" in line for line in evaluations)
-    assert lines[-2].startswith("held out ") and lines[-1].startswith("held out ")
+    assert lines[-3].startswith("held out ") and lines[-2].startswith("held out ")
+    assert lines[-1].startswith("wrote ")
 
 
 def test_a_precision_that_this_device_does_not_have_is_named(

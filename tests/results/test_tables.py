@@ -174,7 +174,7 @@ def test_best_follows_the_rows_of_each_set(tmp_path: Path) -> None:
         assert config.algorithm == RECIPES[recipe].algorithm and config.plugins == tuple(RECIPES[recipe].plugins)
         assert config.updates == RECIPES[recipe].training["updates"].value
     record("maze2d-umaze-v1", 1000, 0, tmp_path / "maze.npz")
-    chosen = best_for(load_dataset(tmp_path / "maze.npz"))
+    chosen, _ = best_for(load_dataset(tmp_path / "maze.npz"))
     assert chosen is RECIPES[tables.datasets()["c4rl/maze2d-umaze-v1"]["best"]]
 
 

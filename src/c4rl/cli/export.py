@@ -27,7 +27,7 @@ class Flags(Options):
     """All seeds as one policy that plays the mean of their actions; in a job of several settings, those of --run's."""
     distil: int = option(0, at_least=0, at_most=10**9)
     """With --ensemble: train one network in so many updates to act as all seeds do together, and write that; 0: write
-    them all. 10,000 are enough for two layers of 256. Needs the dataset."""
+    them all. 10,000 were enough for two layers of 256 on seven of eight sets (docs/recipe.md). Needs the dataset."""
     distil_noise: float = option(0.1, at_least=0, at_most=100)
     """What is added to normalised observations, at which that network learns the ensemble's actions: its standard
     deviation."""

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from c4rl.cli.engine import EngineFlags, engine_of, on_ray
 from c4rl.cli.parsing import NOT_GIVEN, Arguments, flags_of, free_folder, parse
-from c4rl.core.errors import InputError
+from c4rl.core.errors import InputError, printable
 
 if TYPE_CHECKING:
     from c4rl.jobs.config import TrainConfig
@@ -56,7 +56,7 @@ def train(arguments: Arguments) -> int:
     engine = engine_of("train", arguments)
     if _choice(arguments).resume is None or {"-h", "--help"} & set(arguments):
         config = config_of(arguments)
-        return _run(lambda loop: loop.train(config) if engine is None else on_ray(engine, config))
+        return _run(lambda loop: loop.train(config) if engine is None else on_ray(engine, config), config.output)
 
     from c4rl.jobs.config import RESUMABLE, TrainConfig
 
@@ -66,7 +66,7 @@ def train(arguments: Arguments) -> int:
     folder, allow_import = values.pop("resume"), values.pop("allow_import")
     changes = {flag.field.name: values[flag.field.name] for flag in fields if values[flag.field.name] is not None}
     how = {"allow_import": allow_import, **changes}
-    return _run(lambda loop: loop.resume(folder, **how) if engine is None else on_ray(engine, folder, **how))
+    return _run(lambda loop: loop.resume(folder, **how) if engine is None else on_ray(engine, folder, **how), folder)
 
 
 def _choice(arguments: Arguments) -> _Choice:
@@ -140,7 +140,7 @@ def _best(choice: _Choice) -> dict[str, Any]:
     if not choice.dataset:
         raise InputError("--preset best: found no --dataset, expected the data that it chooses by")
     tasks = choice.task * len(choice.dataset) if len(choice.task) == 1 else choice.task
-    first, *others = (best_fields(*pair) for pair in zip(choice.dataset, tasks, strict=False))
+    first, *others = (best_fields(*pair, tell=_say) for pair in zip(choice.dataset, tasks, strict=False))
     if any(other != first for other in others):
         raise InputError("--preset best: found data that it treats differently, expected a job for each")
     if choice.seeds and first["ensemble"]:
@@ -185,7 +185,11 @@ def _is_given(word: str, arguments: Arguments) -> bool:
     return any(argument.replace("_", "-").partition("=")[0] == flag for argument in arguments)
 
 
-def _run(job: Callable[[Any], dict[str, Any]]) -> int:
+def _say(words: str) -> None:
+    print(printable(words))
+
+
+def _run(job: Callable[[Any], dict[str, Any]], folder: Path) -> int:
     from c4rl.training import loop
     from c4rl.training.parts import LaunchesFailed
     from c4rl.training.summary import failed_runs
@@ -199,6 +203,7 @@ def _run(job: Callable[[Any], dict[str, Any]]) -> int:
         print(f"c4rl: {failure}", file=sys.stderr)
         return 1
     print_summary(summary)
+    _say(f"wrote {folder}")
     if (sentence := failed_runs(summary)) is not None:
         print(f"c4rl: {sentence}", file=sys.stderr)
         return 1

@@ -1,13 +1,12 @@
 """Settings for a dataset, each with its reason."""
 
-import math
 from typing import Any, NamedTuple
 
 from c4rl.data.dataset import Dataset
 from c4rl.diagnostics.cloning_probe import TOLERATED, CloningCurve
 from c4rl.diagnostics.page import number
 from c4rl.diagnostics.returns import BEST
-from c4rl.jobs.presets.best import APART, NEAR, best_for, start_spread, state_gap
+from c4rl.jobs.presets.best import best_for
 
 GAIN = 0.15  # of the best return: what weighting by returns must add to the mean to be worth its lost rows
 SCALES = 3.0  # between observations' standard deviations: networks learn less from small ones
@@ -21,23 +20,8 @@ class Setting(NamedTuple):
 
 def advise_preset(dataset: Dataset) -> Setting:
     """What --preset best would train, and why."""
-    recipe, spread = best_for(dataset), start_spread(dataset)
-    method = " + ".join([recipe.algorithm, *recipe.plugins])
-    if spread == math.inf:
-        return Setting("--preset best", method, "There is one trajectory only: returns cannot be compared.")
-    words = f"First observations vary {spread:.2f} times as much as all observations (median over dimensions)"
-    if spread < APART:
-        return Setting(
-            "--preset best", method, f"{words}, below {APART:g}: trajectories start alike, returns compare them."
-        )
-    gap = state_gap(dataset)
-    near = f"states lie {gap:.2f} standard deviations from the nearest of another way"
-    why = (
-        f"below {NEAR:g}: they meet, values are learned"
-        if gap < NEAR
-        else f"not below {NEAR:g}: they hardly meet, cloning is safer"
-    )
-    return Setting("--preset best", method, f"{words}, not below {APART:g}: trajectories start apart; {near}, {why}.")
+    recipe, reason = best_for(dataset)
+    return Setting("--preset best", recipe.method, reason)
 
 
 def advise(returns: dict[str, Any], coverage: dict[str, Any], cloning: CloningCurve | None) -> list[Setting]:

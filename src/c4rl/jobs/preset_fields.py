@@ -1,6 +1,6 @@
 """What a preset gives: fields of TrainConfig, the algorithm's and plug-ins' options among them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,11 @@ def published_fields(algorithm: str, plugins: tuple[str, ...], task: str) -> dic
     }
 
 
-def best_fields(path: Path, task: str) -> dict[str, Any]:
-    """The fields of TrainConfig that --preset best gives for this data, the algorithm among them."""
-    recipe = best_for(load_for_task(path, get_task(task), ActionBounds(clip_actions=True)))
+def best_fields(path: Path, task: str, tell: Callable[[str], None] = lambda words: None) -> dict[str, Any]:
+    """The fields of TrainConfig that --preset best gives for this data, the algorithm among them. tell: takes what it
+    chose, and why."""
+    recipe, reason = best_for(load_for_task(path, get_task(task), ActionBounds(clip_actions=True)))
+    tell(f"best trains {recipe.method} on {path.name}. {reason}")
     return {
         "algorithm": recipe.algorithm,
         "preset": BEST,

@@ -12,7 +12,7 @@ from c4rl.core.buffer import TransitionBuffer, WeightedSampler
 from c4rl.core.options import Options, PerRun, option
 from c4rl.plugins.seams import Host, Plugin, Sampler
 
-EXTRAPOLATED = 0.3  # of the longest trajectory: a cut one of at least this length is extrapolated to it
+EXTRAPOLATED = 0.3  # of the longest trajectory
 SHORTEST = 0.02  # of the longest trajectory: a shorter one says nothing about a behaviour
 START_SPREAD = 0.5  # of the variance of all observations: 0 to 0.2 in locomotion data, 0.8 to 1.2 in mazes
 STEP = 1.1  # by which the temperature rises until enough rows are left
@@ -32,6 +32,9 @@ class ReturnsConfig(Options):
     return_starts: PerRun = option(START_SPREAD, at_least=0, at_most=1e6)
     """Returns compare behaviours only between trajectories that start alike: where the variance of first observations
     is this share of all observations' variance or more (median over dimensions), all rows are drawn alike."""
+    return_cut: float = option(EXTRAPOLATED, at_least=0, at_most=1)
+    """A trajectory without a terminal, of at least this share of the longest one's length, was cut: it counts with its
+    mean reward over that length. 1: with its own return."""
     weighted_rows: Literal["actor", "all"] = "actor"
     """Whose batches are drawn by return: the actor's alone, or the critics' too."""
 
@@ -73,7 +76,8 @@ class Returns(Plugin):
                 ids = buffer.trajectory_ids[start : start + length].long().cpu()
                 trajectories = rows.rewards.double(), rows.continues == 0, ids
                 alike = spread_of_starts(rows.observations.double(), ids) < most
-                known[key] = weights_of_rows(*trajectories, *values) if alike else torch.ones(length) / length
+                cut = self.config.return_cut
+                known[key] = weights_of_rows(*trajectories, *values, cut=cut) if alike else torch.ones(length) / length
             out[run, :length] = known[key]
         self._effective_rows = (1 / out.square().sum(1)).to(buffer.packed)
         return out.to(buffer.packed.device)
@@ -91,26 +95,35 @@ def spread_of_starts(observations: Tensor, ids: Tensor) -> float:
     return float((observations[first].var(0, unbiased=False)[varies] / variance[varies]).median())
 
 
-def fair_returns(rewards: Tensor, terminals: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+def fair_returns(rewards: Tensor, terminals: Tensor, ids: Tensor, share: float = EXTRAPOLATED) -> tuple[Tensor, Tensor]:
     """The return and the length of each trajectory, [trajectories]; those too short to be judged have -inf.
 
-    A trajectory without a terminal was cut: its return is what its mean reward gives over the longest trajectory.
+    A trajectory without a terminal was cut: its return is what its mean reward gives over the longest trajectory, if it
+    has this share of its length.
     """
     count = int(ids[-1]) + 1
     length = torch.bincount(ids, minlength=count).double()
     returns = torch.zeros(count, dtype=torch.float64).index_add_(0, ids, rewards)
     ended = torch.zeros(count, dtype=torch.float64).index_add_(0, ids, terminals.double()) > 0
     longest = length.max()
-    cut = ~ended & (length >= EXTRAPOLATED * longest)
+    cut = ~ended & (length >= share * longest)
     returns = torch.where(cut, returns * longest / length, returns)
     return torch.where(length >= SHORTEST * longest, returns, -torch.inf), length
 
 
 def weights_of_rows(
-    rewards: Tensor, terminals: Tensor, ids: Tensor, temperature: float, top: float, floor: float, rows: float
+    rewards: Tensor,
+    terminals: Tensor,
+    ids: Tensor,
+    temperature: float,
+    top: float,
+    floor: float,
+    rows: float,
+    *,
+    cut: float = EXTRAPOLATED,
 ) -> Tensor:
     """How often each row is drawn, [n], summing to 1."""
-    returns, length = fair_returns(rewards, terminals, ids)
+    returns, length = fair_returns(rewards, terminals, ids, cut)
     judged = returns[returns.isfinite()]
     best = judged.max()
     scale = max(abs(float(best)), float(best - judged.min())) or 1.0

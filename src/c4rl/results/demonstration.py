@@ -24,13 +24,14 @@ from c4rl.training.loop import train
 from c4rl.training.run_directory import check_new_output
 from c4rl.training.summary import failed_runs, show_std
 
-# Narrower networks than --preset best has, for speed; its step size, which other mazes chose (docs/recipe.md).
+# Narrower networks and fewer updates than --preset best has, for speed; its step size, which other mazes chose
+# (docs/recipe.md).
 WIDTH = 128
 METHODS: dict[str, tuple[str, AlgorithmConfig]] = {
     "cloning": ("bc", BCConfig(hidden_layers=2, hidden_width=WIDTH, actor_lr=1e-3)),
     "TD3+BC": ("td3_bc", TD3BCConfig(hidden_layers=2, hidden_width=WIDTH, actor_lr=1e-3, critic_lr=1e-3)),
 }
-CLONING_UPDATES = 5  # times fewer than the others': it has converged, and more only overfits
+CLONING_UPDATES = 5  # times fewer than the others': it learns faster and overfits sooner
 
 
 def demonstrate(folder: Path, task: str, size: int, updates: int, seeds: tuple[int, ...], episodes: int) -> int:
@@ -42,10 +43,10 @@ def demonstrate(folder: Path, task: str, size: int, updates: int, seeds: tuple[i
         raise InputError(f"--task: found {task}, expected a maze2d task, whose picture shows the policies")
     if (reason := missing(chosen)) is not None:
         raise InputError(f"--task {task}: cannot be simulated here: {reason}")
-    data = folder / "dataset.npz"
+    data, cloning_updates = folder / "dataset.npz", max(1, updates // CLONING_UPDATES)
 
     def job(title: str, algorithm: str, options: AlgorithmConfig) -> TrainConfig:
-        own = max(1, updates // CLONING_UPDATES) if algorithm == "bc" else updates
+        own = cloning_updates if algorithm == "bc" else updates
         return empty_config(
             algorithm,
             ("none",),
@@ -73,7 +74,8 @@ def demonstrate(folder: Path, task: str, size: int, updates: int, seeds: tuple[i
     if failed := [f"{title}: {words}" for title, found in results.items() if (words := failed_runs(found)) is not None]:
         console.print("\n".join(failed), highlight=False, soft_wrap=True)
         return 1
-    picture, title = folder / "maze.png", f"{chosen.name}: {size:,} logged transitions, {updates:,} updates"
+    budget = f"{updates:,} updates (cloning {cloning_updates:,})"
+    picture, title = folder / "maze.png", f"{chosen.name}: {size:,} logged transitions, {budget}"
     draw_policies(chosen, {name: config.output for name, config in jobs.items()}, picture, title)
     _print(console, chosen, results, episodes)
     for config in jobs.values():

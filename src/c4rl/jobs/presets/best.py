@@ -7,6 +7,7 @@ in best.json.
 """
 
 import json
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +33,10 @@ class Recipe(NamedTuple):
     options: Settings  # of the algorithm
     plugins: dict[str, Settings]
 
+    @property
+    def method(self) -> str:
+        return " + ".join([self.algorithm, *self.plugins])
+
     @classmethod
     def of(cls, entry: dict[str, Any]) -> "Recipe":
         def settings(given: dict[str, Any]) -> Settings:
@@ -49,8 +54,19 @@ RECIPES = {
 }
 
 
-def best_for(dataset: Dataset) -> Recipe:
-    return RECIPES["values" if start_spread(dataset) >= APART and state_gap(dataset) < NEAR else "cloning"]
+def best_for(dataset: Dataset) -> tuple[Recipe, str]:
+    """The recipe, and why."""
+    spread, gap = start_spread(dataset), state_gap(dataset)
+    recipe = RECIPES["values" if spread >= APART and gap < NEAR else "cloning"]
+    if spread == math.inf:
+        return recipe, "There is one trajectory only: returns cannot be compared."
+    starts = f"First observations vary {spread:.2f} times as much as all observations (median over dimensions)"
+    if spread < APART:
+        return recipe, f"{starts}, below {APART:g}: trajectories start alike, returns compare them."
+    near = f"below {NEAR:g}: they meet, values are learned"
+    far = f"not below {NEAR:g}: they hardly meet, cloning is safer"
+    states = f"states lie {gap:.2f} standard deviations from the nearest of another way, {near if gap < NEAR else far}"
+    return recipe, f"{starts}, not below {APART:g}: trajectories start apart; {states}."
 
 
 def start_spread(dataset: Dataset) -> float:

@@ -107,6 +107,14 @@ def _exact() -> Iterator[Method]:
             yield replace(method, paper=None, against=plain[method.x].label)
 
 
+def _few_rows() -> Iterator[Method]:
+    """C4 on gradients with fewer rows, at TD3+BC's published α."""
+    for base in by_rows(replace(TD3BC, label="TD3+BC", options={"alpha": 2.5}), (1, 3)):
+        yield base
+        options = base.options | EXACT
+        yield replace(base, label=f"{base.label}, C4", plugins=("c4",), options=options, against=base.label)
+
+
 def _confirmed() -> Iterator[Method]:
     """What `c4-exact` likes best: both λ at the α that suits TD3+BC best and at its published one."""
     base = replace(TD3BC, label="TD3+BC", paper=None, first=5)
@@ -263,6 +271,14 @@ TABLES = (
         THREE,
         x="coefficient α",
         note="λ 1, K 1: the penalty without clusters. λ 0: clusters without the penalty. Proxy: λ 0.3.",
+        **SHORT,
+    ),
+    ResultTable(
+        "c4-few-rows",
+        "C4 on gradients of Q (--mode exact, K 5, λ 0.3) on TD3+BC with α 2.5 and fewer rows",
+        tuple(_few_rows()),
+        THREE,
+        note="Whole trajectories of the sets, the same with and without C4.",
         **SHORT,
     ),
     ResultTable(

@@ -106,6 +106,15 @@ TABLES = (
         note="Constant step size: 1e-3. The parts were chosen on these sets with other seeds.",
     ),
     ResultTable(
+        "best-cut",
+        "--preset best without fairness to cut trajectories",
+        (RECIPE, part("cut trajectories by their own returns", return_cut=1.0)),
+        ("hopper-medium-replay-v2",),
+        updates=10_000,
+        evaluations=1,
+        note="On the other seven sets the weights are the same.",
+    ),
+    ResultTable(
         "mazes",
         "The setting of --preset best for trajectories that start apart, by α, step size and updates",
         tuple(
