@@ -105,6 +105,22 @@ def test_a_narrow_table_shows_whole_names_and_no_spread_of_one_seed(capsys: pyte
     assert f"† {names[1]},seed=7: a loss was not finite at update 1,200; stopped, kept as of update 1,000" in out
 
 
+@pytest.mark.parametrize("seeds", [5, 8])
+def test_no_word_or_number_is_broken_in_80_columns(seeds: int, capsys: pytest.CaptureFixture[str]) -> None:
+    scores = [100.0 + seed for seed in range(seeds)]
+    result = {"scores": scores, "mean": 102.0, "std": 14.2}
+    results = dict.fromkeys(("last", "late", "best"), result)
+    curve = {"updates": [10], "scores": [[score] for score in scores]}
+    job = {"algorithm": "bc", "plugins": [], "task": "hopper-expert-v2", "score": "normalised", "failed": []}
+    own = {"seeds": list(range(seeds)), "curve": curve, "runs": [{"name": "", "failed": None}] * seeds}
+    print_summary(job | own | results, Console(width=80))
+    out = capsys.readouterr().out
+    ends = [f"{score:.1f}" for score in (scores if seeds == 5 else (scores[0], scores[-1]))]
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if "│" in line]
+    assert rows == [[name, "102.0", "14.2", *ends] for name in ("last", "late mean", "best in simulator")]
+    assert ("last, per seed: 100.0 101.0" in out) == (seeds == 8)
+
+
 @pytest.mark.parametrize(
     ("seeds", "sweep", "device", "words"),
     [

@@ -210,10 +210,13 @@ def _run(job: Callable[[Any], dict[str, Any]], folder: Path) -> int:
     return 0
 
 
+SEEDS_SHOWN = 5  # as columns: more do not fit into 80 characters
 CHECKPOINTS = {"last": "last", "late": "late mean", "selected": "selected, held out", "best": "best in simulator"}
 
 
 def print_summary(summary: dict[str, Any], console: Console | None = None) -> None:
+    import numpy as np
+
     from c4rl.training.evaluation import explain_held_out
     from c4rl.training.summary import MARK, describe_failure, show_std
 
@@ -243,9 +246,12 @@ def print_summary(summary: dict[str, Any], console: Console | None = None) -> No
         method = " + ".join([summary["algorithm"], *summary["plugins"]])
         table = Table(title=f"{method} on {tasks} ({summary['score']})", title_justify="left")
         named = ["runs"] if len(groups) > 1 else []
-        for heading in (*named, "checkpoint", "mean", "std over seeds", *(f"seed {seed}" for seed in summary["seeds"])):
-            # the end of a name tells runs apart: wrap names, never cut them
-            table.add_column(heading, justify="left" if heading in ("runs", "checkpoint") else "right", overflow="fold")
+        few = len(summary["seeds"]) <= SEEDS_SHOWN
+        spread = [f"seed {seed}" for seed in summary["seeds"]] if few else ["lowest", "highest"]
+        for heading in (*named, "checkpoint", "mean", "std over seeds", *spread):
+            # the end of a name tells runs apart: wrap names, never cut them; of the others the headings give way
+            left, whole = heading in ("runs", "checkpoint"), heading == "checkpoint"
+            table.add_column(heading, justify="left" if left else "right", overflow="fold", no_wrap=whole)
         for group in groups:
             for which, checkpoint in CHECKPOINTS.items():
                 if which not in group:
@@ -253,11 +259,14 @@ def print_summary(summary: dict[str, Any], console: Console | None = None) -> No
                 result, mark = group[which], MARK if group["failed"] else ""
                 name = [group["name"] if which == "last" else ""] if named else []
                 own = dict(zip(group["seeds"], marked(group, result["scores"], ".1f"), strict=True))
-                cells = [own.get(seed, "") for seed in summary["seeds"]]
+                ends = [f"{end(result['scores']):.1f}" for end in (np.min, np.max)]
+                cells = [own.get(seed, "") for seed in summary["seeds"]] if few else ends
                 table.add_row(*name, checkpoint, f"{result['mean']:.1f}{mark}", show_std(result["std"]), *cells)
         console.print(table)
         for group in groups:
             prefix = f"{group['name']}: " if group["name"] else ""
+            if not few:
+                say(f"{prefix}last, per seed: {' '.join(marked(group, group['last']['scores'], '.1f'))}")
             say(f"{prefix}{_curve_words(group)}")
             _say_selected(say, prefix, group)
             if (ensemble := group.get("ensemble")) is not None:
