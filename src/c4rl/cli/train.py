@@ -191,7 +191,6 @@ def _say(words: str) -> None:
 
 def _run(job: Callable[[Any], dict[str, Any]], folder: Path) -> int:
     from c4rl.training import loop
-    from c4rl.training.parts import LaunchesFailed
     from c4rl.training.summary import failed_runs
 
     try:
@@ -199,9 +198,6 @@ def _run(job: Callable[[Any], dict[str, Any]], folder: Path) -> int:
     except loop.Interrupted as stop:
         print(f"c4rl: {stop}", file=sys.stderr)
         return 130
-    except LaunchesFailed as failure:
-        print(f"c4rl: {failure}", file=sys.stderr)
-        return 1
     print_summary(summary)
     _say(f"wrote {folder}")
     if (sentence := failed_runs(summary)) is not None:
