@@ -15,12 +15,15 @@ locomotion() { # main's cheap rows, small tables, TD3+BC with plug-ins, main's C
 main|IQL|IQL, normalised observations
 main|SORL|ReBRAC
 main|BPPO|BPPO, normalised observations
-c4-exact-cql
-kitchen|CQL + C4
-best-rows
 main|A2PR
 main|DOGE
 main|TSRL
+best-rows
+c4-few-rows
+kitchen|CQL + C4
+values-parts
+mazes-parts
+c4-exact-cql
 c4-plugin|TD3+BC + LN|TD3+BC + DR3|$c|$c on gradients
 c4-screen
 main|CQL

@@ -6,7 +6,7 @@ from typing import Any
 from c4rl.jobs.presets.best import BEST, RECIPES
 from c4rl.jobs.presets.c4 import values_of
 from c4rl.results.catalogue.methods import BC, PROXY, TD3BC, series_of
-from c4rl.results.catalogue.sets import EIGHT, MAZES
+from c4rl.results.catalogue.sets import EIGHT, MAZES, THREE
 from c4rl.results.tables import Method, ResultTable
 
 ALIKE, APART = RECIPES["cloning"], RECIPES["values"]
@@ -78,6 +78,12 @@ def part(label: str, **options: Any) -> Method:
     return but(RECIPE, label, 10, options=RECIPE.options | options, against=RECIPE.label)
 
 
+def parts_of_values(base: Method, changes: dict[str, dict[str, Any]]) -> tuple[Method, ...]:
+    """A setting that learns values, and the same with one part other than it is."""
+    same: dict[str, Any] = {"seeds": base.seeds, "first": base.first, "against": base.label}
+    return base, *(but(base, label, options=base.options | own, **same) for label, own in changes.items())
+
+
 def unweighted(base: Method) -> dict[str, Any]:
     return {name: value for name, value in base.options.items() if not name.startswith("return_")}
 
@@ -142,6 +148,36 @@ TABLES = (
         evaluations=4,
         paper="",
         note="Seeds 3 to 7. 10,000 rows each, recorded by this package (`c4rl data record TASK --seed 1`).",
+    ),
+    ResultTable(
+        "values-parts",
+        "Values with best's weighting: critic cloning, whose rows are weighted, and larger batches with LayerNorm",
+        parts_of_values(
+            replace(VALUES, label="TD3+BC, α 0.25", seeds=5),
+            {
+                "without critic cloning": {"critic_cloning": 0.0},
+                "the critics' rows weighted too": {"weighted_rows": "all"},
+                "batches of 1,024": {"batch_size": 1024},
+            },
+        ),
+        THREE,
+        updates=40_000,
+        evaluations=4,
+        note="Step size 3e-4, LayerNorm in the critics, weighted by returns with T 0.1.",
+    ),
+    ResultTable(
+        "mazes-parts",
+        "--preset best for trajectories that start apart, with parts other than they are",
+        parts_of_values(
+            replace(LONGER, label="best", first=3, seeds=5),
+            {"without critic cloning": {"critic_cloning": 0.0}, "batches of 1,024": {"batch_size": 1024}},
+        ),
+        MAZES,
+        updates=20_000,
+        evaluations=4,
+        paper="",
+        note="40,000 updates, seeds 3 to 7. 10,000 rows each, recorded by this package "
+        "(`c4rl data record TASK --seed 1`).",
     ),
     ResultTable(
         "best-simpler",
