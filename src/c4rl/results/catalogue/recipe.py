@@ -105,6 +105,7 @@ TABLES = (
             replace(part("raw observations"), job=RECIPE.job | {"normalize_observations": False}),
             part("with LayerNorm in the policy", actor_layer_norm=True),
             part("with dropout 0.1", actor_dropout=0.1),
+            part("with a tenth of the batch drawn from all rows", return_floor=0.1),
         ),
         EIGHT,
         updates=10_000,
