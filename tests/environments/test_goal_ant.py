@@ -4,7 +4,7 @@ import mujoco
 import numpy as np
 import pytest
 
-from c4rl.environments.ant_symmetry import goal_ant_symmetries, running_ant_symmetries
+from c4rl.environments.ant_symmetry import goal_ant_symmetries
 from c4rl.environments.antmaze import FRAMES, ant_model
 from c4rl.environments.d4rl_physics import step
 from c4rl.environments.goal_ant import GoalAnt, body_observation, upside_down
@@ -63,26 +63,3 @@ def test_the_task_makes_it_and_cuts_it_at_the_horizon() -> None:
     environment.reset(seed=1)
     ends = [environment.step(np.zeros(8))[2:4] for _ in range(GOAL_ANT.horizon)]
     assert ends[-1] == (False, True) and not any(any(end) for end in ends[:-1])
-
-
-def test_the_running_ant_has_the_same_symmetries_and_is_paid_alike() -> None:
-    rng, environment = np.random.default_rng(0), make_environment(get_task("ant-expert-v2"))
-    simulator = environment.unwrapped
-
-    def one_step(observation: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, float]:
-        position, velocity = np.concatenate((np.zeros(2), observation[:13])), observation[13:]
-        simulator.set_state(position, velocity)  # type: ignore[attr-defined]
-        following, reward, *_ = environment.step(action)
-        return following, float(reward)
-
-    observation, _ = environment.reset(seed=3)
-    for _ in range(20):
-        observation, *_ = environment.step(rng.uniform(-1, 1, 8))
-    action = rng.uniform(-1, 1, 8)
-    following, reward = one_step(observation, action)
-    turns, moves = running_ant_symmetries()
-    assert len({turn.tobytes() for turn in turns}) == 8 and np.array_equal(turns[0], np.eye(27))
-    for turn, move in zip(turns.astype(np.float64), moves.astype(np.float64), strict=True):
-        turned, paid = one_step(observation @ turn, action @ move)
-        np.testing.assert_allclose(turned, following @ turn, atol=1e-5)
-        assert paid == pytest.approx(reward, abs=1e-5)

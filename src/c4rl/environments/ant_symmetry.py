@@ -19,8 +19,6 @@ _MOTOR_LEGS = (3, 0, 1, 2)  # motors are in another order: (hip, ankle) of these
 class _Symmetry(NamedTuple):
     """In the frame of the body."""
 
-    mirrored: bool
-    quarters: int
     vector: Array
     spin: Array  # what turns, turns the other way in a mirror
     joints: Array
@@ -42,30 +40,13 @@ def _symmetries() -> Iterator[_Symmetry]:
                 turn = np.array([[0.0, 1.0, 0.0], [-1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])  # rows: x -> y, y -> -x
                 legs = _leg_matrix((1, 2, 3, 0), _ANKLES * np.roll(_ANKLES, -1))
                 vector, spin, joints = vector @ turn, spin @ turn, joints @ legs
-            yield _Symmetry(mirrored, quarters, vector, spin, joints)
+            yield _Symmetry(vector, spin, joints)
 
 
 def goal_ant_symmetries() -> tuple[Array, Array]:
     """Of the goal-reaching ant, which observes all in its body's frame: observations [8, 29, 29], actions [8, 8, 8]."""
     found = list(_symmetries())
     turns = [_blocks(np.eye(1), s.vector, s.joints, s.vector, s.spin, s.joints, s.vector) for s in found]
-    return _stacked(turns), _stacked([s.motors for s in found])
-
-
-def running_ant_symmetries() -> tuple[Array, Array]:
-    """Of the ant that runs along x and observes height, quaternion, joints, velocity in the world's frame, spin in its
-    own, and joints' velocities: observations [8, 27, 27], actions [8, 8, 8]. The world's mirror image is y -> -y."""
-    found = list(_symmetries())
-    turns = []
-    for s in found:
-        # the body turns against its legs; of the two quaternions of a turn, the one with the shorter way
-        degrees = (180 if s.mirrored else 0) - 90 * s.quarters
-        half = np.deg2rad((degrees + 360) % 360 - (360 if (degrees + 360) % 360 > 180 else 0)) / 2
-        c, z = np.cos(half), np.sin(half)
-        turn = np.array([[c, 0, 0, z], [0, c, -z, 0], [0, z, c, 0], [-z, 0, 0, c]])  # rows: (w, x, y, z) times it
-        image = np.diag([1.0, -1.0, 1.0, -1.0]) if s.mirrored else np.eye(4)
-        world = np.diag([1.0, -1.0, 1.0]) if s.mirrored else np.eye(3)
-        turns.append(_blocks(np.eye(1), image @ turn, s.joints, world, s.spin, s.joints))
     return _stacked(turns), _stacked([s.motors for s in found])
 
 

@@ -48,8 +48,6 @@ def environment_of(task: str) -> gymnasium.Env:
 def symmetries_of(task: Task) -> tuple[np.ndarray, np.ndarray] | None:
     """Matrices [K, s, s] and [K, a, a] under which the simulator stays the same, the identity among them; None: no
     other."""
-    from c4rl.environments.ant_symmetry import goal_ant_symmetries, running_ant_symmetries
+    from c4rl.environments.ant_symmetry import goal_ant_symmetries
 
-    if task.environment == GOAL_ANT.environment:
-        return goal_ant_symmetries()
-    return running_ant_symmetries() if task.environment == "Ant-v4" and task.domain == "locomotion" else None
+    return goal_ant_symmetries() if task.environment == GOAL_ANT.environment else None

@@ -36,7 +36,7 @@ class BehaviourConfig(Options):
     layer_norm: bool = False
     """LayerNorm in the critics."""
     symmetries: bool = True
-    """Spread every batch over the robot's symmetries: the ants have eight, the others none."""
+    """Spread every batch over the robot's symmetries: the goal-ant has eight, the others none."""
     snapshot_every: int = option(50_000, at_least=1, at_most=10**9)
     """Steps between two snapshots of the policies."""
     evaluate_every: int = option(50_000, at_least=1, at_most=10**9)
