@@ -20,6 +20,7 @@ main|DOGE
 main|TSRL
 best-rows
 c4-few-rows
+c4-weighted
 kitchen|CQL + C4
 values-parts
 mazes-parts

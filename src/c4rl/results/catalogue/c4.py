@@ -115,6 +115,17 @@ def _few_rows() -> Iterator[Method]:
         yield replace(base, label=f"{base.label}, C4", plugins=("c4",), options=options, against=base.label)
 
 
+def _weighted() -> Iterator[Method]:
+    """C4 on gradients where rows of better trajectories come up more often: the actor's alone, or the critics' too,
+    whose clusters are then drawn as z ~ Σ_i w_i r_iz."""
+    for whose, label in (("actor", "the actor's rows weighted"), ("all", "all rows weighted")):
+        options: dict[str, Any] = {"alpha": 2.5, "weighted_rows": whose}
+        plain = replace(TD3BC, label=f"TD3+BC, {label}", plugins=("returns",), options=options, paper=None)
+        yield plain
+        c4 = replace(plain, label=f"{plain.label}, C4", plugins=("returns", "c4"), options=options | EXACT)
+        yield replace(c4, against=plain.label)
+
+
 def _confirmed() -> Iterator[Method]:
     """What `c4-exact` likes best: both λ at the α that suits TD3+BC best and at its published one."""
     base = replace(TD3BC, label="TD3+BC", paper=None, first=5)
@@ -279,6 +290,14 @@ TABLES = (
         tuple(_few_rows()),
         THREE,
         note="Whole trajectories of the sets, the same with and without C4.",
+        **SHORT,
+    ),
+    ResultTable(
+        "c4-weighted",
+        "C4 on gradients of Q (--mode exact, K 5, λ 0.3) on TD3+BC with rows weighted by return (T 0.1)",
+        tuple(_weighted()),
+        THREE,
+        note="α 2.5.",
         **SHORT,
     ),
     ResultTable(
