@@ -7,6 +7,7 @@
 # SETS holds D4RL's rows as TASK.npz and recorded ones as c4rl/TASK.npz. OUTPUT keeps what a stopped job goes on from.
 # `cp -rs "$PWD/results/store" STORE` makes a store of links, in which the plain files are the new entries.
 # WORKERS (7) parts train at once, on DEVICE (cuda) in PRECISION (bf16x3). DRY=1 only lists what is missing.
+# Start `nvidia-cuda-mps-control -d` before: without MPS the parts take turns on the GPU instead of sharing it.
 set -uo pipefail
 
 c="TD3+BC + C4"
@@ -105,6 +106,7 @@ part() { # TABLE[|METHOD...]; its first failed job ends it
 }
 
 train() {
+  python -m c4rl tasks >/dev/null || { echo "evidence.sh: 'python -m c4rl' does not run, see above" >&2 && return 2; }
   export SETS=$2 END=$(($(date +%s) + $3)) STORE=${4:-results/store} OUTPUT=${5:-runs/bench}
   list "$1" | xargs -d '\n' -P "${WORKERS:-7}" -I{} "$0" part {} &
   local queue=$!
