@@ -124,6 +124,9 @@ def test_figures_become_new_files(
     common = ["--table", "small", "--store", str(trained.store.folder)]
     assert main(["figure", "curves", *common]) == 0 and Path("curves.png").read_bytes()[:4] == b"\x89PNG"
     assert main(["figure", "profiles", *common, "--output", "new.svg"]) == 0 and "<svg" in Path("new.svg").read_text()
+    few = [*common, "--methods", METHODS[1].label, METHODS[0].label]
+    assert main(["figure", "improvement", *few, "--output", "few.svg"]) == 0
+    assert "8 of 8 runs" in Path("few.svg").read_text()
     capsys.readouterr()
     for command, sentence in (
         (["curves", *common], "curves.png: exists already"),
@@ -132,12 +135,14 @@ def test_figures_become_new_files(
         (["trace", "--store", str(trained.store.folder)], "figure trace: the store has no run of it"),
         (["overhead"], "figure overhead: nothing was measured; `c4rl bench table overhead` does"),
         (["overhead", "--table", "main"], "--table: found main, expected none"),
+        (["overhead", "--methods", "BC"], "--methods: found BC, expected none"),
+        (["profiles", *common, "--methods", "BC", "nobody"], "--methods: found 'nobody', expected some of BC; "),
         (["curves", "--table", "nothing", "--output", "n.png"], "table: found 'nothing', expected one of main"),
     ):
         assert main(["figure", *command]) == 2
         error = capsys.readouterr().err
         assert sentence in error and error.count("\n") == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["curves.png", "new.svg"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["curves.png", "few.svg", "new.svg"]
 
 
 def test_every_figure_is_of_a_table_and_its_methods() -> None:
@@ -166,7 +171,7 @@ def test_speeds_are_measured_once_and_drawn(
         assert main(["table", *common]) == 0
         row = capsys.readouterr().out.splitlines()[-1].split(" | ")
         assert float(row[1]) > 0 and float(row[2]) > 0 and "fp32" in row[-1]
-        draw(name, tmp_path / f"{name}.png", None, tmp_path, tmp_path / "speeds")
+        draw(name, tmp_path / f"{name}.png", None, None, tmp_path, tmp_path / "speeds")
     (spoiled, *_) = sorted((tmp_path / "speeds").glob("*/*.json"))
     spoiled.rename(spoiled.with_name("bc-none-300_rows-7_runs.json"))
     assert main(["table", *common]) == 2

@@ -51,27 +51,32 @@ FIGURES = {
 }
 
 
-def draw(name: str, output: Path, table: str | None, store: Path, speeds: Path) -> None:
-    """Draw one figure into a new file; table: another than its own."""
+def draw(
+    name: str, output: Path, table: str | None, methods: tuple[str, ...] | None, store: Path, speeds: Path
+) -> None:
+    """Draw one figure into a new file; table, methods: others than its own."""
     if name not in (*FIGURES, *SPEED_TABLES):
         raise InputError(f"figure: found '{name}', expected one of {', '.join((*FIGURES, *SPEED_TABLES))}")
     if name in SPEED_TABLES:
-        if table is not None:
-            raise InputError(f"--table: found {table}, expected none: figure {name} is of measured speeds")
+        for flag, given in (("table", table), ("methods", " ".join(methods or ()))):
+            if given:
+                raise InputError(f"--{flag}: found {given}, expected none: figure {name} is of measured speeds")
         _save(speed_figure(SPEED_TABLES[name], speeds), output)
         return
     drawing = FIGURES[name]
     if table is not None:
         drawing = replace(drawing, table=table, methods=None, pairs=())
+    if methods is not None:
+        drawing = replace(drawing, methods=methods, pairs=())
     chosen = get_table(drawing.table)
     chosen = replace(chosen, quantity=drawing.quantity or chosen.quantity)
     filled = fill(chosen, Store(store))
-    shown = [m.label for m in chosen.methods if drawing.methods is None or m.label in drawing.methods]
-    if not any(label in shown for label, _ in filled):
+    chosen = chosen.only(drawing.methods)
+    if not any(method.label == label for method in chosen.methods for label, _ in filled):
         raise InputError(
             f"figure {name}: the store has no run of it, expected some; see c4rl bench table {chosen.name}"
         )
-    _save(drawing.draw(drawing, chosen.only(shown), filled), output)
+    _save(drawing.draw(drawing, chosen, filled), output)
 
 
 def _save(figure: Figure, output: Path) -> None:
