@@ -150,8 +150,6 @@ def _mean(values: list[float]) -> float | None:
 
 def render(view: JobView, rows: int = 10_000) -> RenderableType:
     """rows: the most of the table; the best groups are shown where runs are more."""
-    config = view.config
-    title = " + ".join([config.algorithm, *(name for name in config.plugins if name != "none")])
     grouped: dict[str, list[tuple[RunKey, RunView]]] = {}
     for key, run in view.runs.items():
         name = str(key) if len(view.runs) <= rows else run.group
@@ -164,7 +162,7 @@ def render(view: JobView, rows: int = 10_000) -> RenderableType:
     names = sorted(grouped, key=last_score, reverse=True) if len(grouped) > rows else list(grouped)
     shown = names[: max(rows, LEAST_ROWS)]
     metrics = [name for name in SHOWN if any(name in run.latest for run in view.runs.values())]
-    table = Table(title=Text(f"{view.folder}: {title}"), title_justify="left")
+    table = Table(title=Text(f"{view.folder}: {view.config.method}"), title_justify="left")
     alone = all(isinstance(key, int) for key in view.runs) and len(view.runs) <= rows
     for heading in ("seed" if alone else "run", *metrics, "score", "best", "scores", "state"):
         justify: Literal["left", "right"] = "left" if heading in ("run", "scores", "state") else "right"

@@ -38,10 +38,6 @@ class Provenance:
     distilled: tuple[int, float, float] | None = None  # into one network: updates, noise, distance to the ensemble
 
     @property
-    def method(self) -> str:
-        return " + ".join([self.config.algorithm, *(name for name in self.config.plugins if name != "none")])
-
-    @property
     def task(self) -> str:
         return self.config.task[0]
 
@@ -127,7 +123,7 @@ def policy_facts(found: Provenance) -> dict[str, str]:
         "dataset": found.config.dataset[0].name,
         "dataset_sha256": found.sha256,
         "algorithm": found.config.algorithm,
-        "plugins": " ".join(name for name in found.config.plugins if name != "none"),
+        "plugins": " ".join(found.config.active_plugins),
         "run": " ".join(file_name(run.key) for run in found.members),
         "seeds": " ".join(str(run.seed) for run in found.members),
         "checkpoint": found.checkpoint,
@@ -154,7 +150,7 @@ def card(found: Provenance, policy: NumpyPolicy, file: str) -> str:
     else:
         which = f"The policy of run `{file_name(found.members[0].key)}`"
     parts = [
-        f"# {found.method} on {name}",
+        f"# {found.config.method} on {name}",
         f"{which}, {found.checkpoint} checkpoint{_distilled(found)}. File: `{file}`. Written by c4rl {__version__}.",
         _interface(policy),
         _data(found),
@@ -212,11 +208,10 @@ def _data(found: Provenance) -> str:
 def _method(found: Provenance) -> str:
     config = found.config
     options: dict[str, Any] = {config.algorithm: asdict(config.options)}
-    plugins = [name for name in config.plugins if name != "none"]
-    options |= {name: asdict(own) for name, own in zip(plugins, config.plugin_options, strict=False)}
+    options |= {name: asdict(own) for name, own in zip(config.active_plugins, config.plugin_options, strict=False)}
     versions = found.summary.get("versions", {})
     rows = {
-        "method": found.method,
+        "method": config.method,
         "updates": f"{config.updates:,}",
         "seeds trained": _list(run.seed for run in found.seeds),
         "trained with": ", ".join(f"{name} {v}" for name, v in versions.items()) if versions else "not known",

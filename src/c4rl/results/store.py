@@ -100,7 +100,7 @@ def determinants(config: TrainConfig, sha256: str, environment: str) -> dict[str
     (task,), seed = config.task, config.seeds[0]
     return {
         "algorithm": config.algorithm,
-        "plugins": [name for name in config.plugins if name != "none"],
+        "plugins": config.active_plugins,
         "options": stored["options"],
         "plugin_options": stored["plugin_options"],
         "job": {name: stored[name] for name in _job_fields()},

@@ -86,7 +86,7 @@ def summarise(
         "task": _one_or_all(list(dict.fromkeys(config.tasks))),
         "environment": simulator(*(preparation.task for preparation in preparations)),
         "algorithm": config.algorithm,
-        "plugins": [name for name in config.plugins if name != "none"],
+        "plugins": config.active_plugins,
         "seeds": list(dict.fromkeys(run.seed for run in runs)),
         "updates": config.updates,
         "dataset": _one_or_all([preparation.facts for preparation in preparations]),
