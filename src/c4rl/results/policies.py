@@ -16,7 +16,7 @@ from c4rl.data.policy_files import read_exported
 from c4rl.environments.evaluation import EvaluationPool
 from c4rl.environments.tasks import get_task, simulator
 from c4rl.jobs.config import TrainConfig
-from c4rl.jobs.runs import Run, RunKey, file_name, key_from, runs_of
+from c4rl.jobs.runs import Run, RunKey, by_group, file_name, key_from, runs_of
 from c4rl.results.model_card import Provenance, card, policy_facts, provenance
 from c4rl.training.checkpoint import load_policy_file, load_progress
 from c4rl.training.distillation import distil
@@ -57,6 +57,11 @@ class Job(NamedTuple):
     failed: dict[RunKey, str]  # what happened to runs that failed
     checkpoint: str  # which policies these are
 
+    @property
+    def sound(self) -> list[Run]:
+        """The runs that did not fail."""
+        return [run for run in self.runs if run.key not in self.failed]
+
 
 def open_job(folder: Path, checkpoint: str | None, allow_import: bool = False) -> Job:
     """checkpoint: None for the selected one of a job with --select, else the last."""
@@ -78,15 +83,15 @@ def open_job(folder: Path, checkpoint: str | None, allow_import: bool = False) -
 
 def _load_one(folder: Path, checkpoint: str | None, seed: int | None, name: str | None) -> tuple[Run, NumpyPolicy, Job]:
     job = open_job(folder, checkpoint, allow_import=True)  # nothing is simulated
-    sound = [run for run in job.runs if run.key not in job.failed]
     if name is None and seed is None:
-        if not sound:
+        if not job.sound:
             raise InputError(f"{folder}: found only runs that failed, expected one that did not")
-        return sound[0], job.policies[sound[0].key], job
+        first = job.sound[0]
+        return first, job.policies[first.key], job
     found = _named(folder, job.runs, name) if name is not None else _of_seed(folder, job.runs, seed)
     if found.key in job.failed:
         raise InputError(
-            f"{folder}: {found.title} failed ({job.failed[found.key]}), expected one of {_names(sound) or 'none'}"
+            f"{folder}: {found.title} failed ({job.failed[found.key]}), expected one of {_names(job.sound) or 'none'}"
         )
     return found, job.policies[found.key], job
 
@@ -94,7 +99,7 @@ def _load_one(folder: Path, checkpoint: str | None, seed: int | None, name: str 
 def _load_ensemble(folder: Path, checkpoint: str | None, name: str | None) -> tuple[list[Run], NumpyPolicy, Job]:
     """The runs of one setting that did not fail, and the policy of all."""
     job = open_job(folder, checkpoint, allow_import=True)
-    settings = _settings(job)
+    settings = by_group(job.sound)
     if name is not None:
         wanted = _named(folder, job.runs, name).group
     elif len({run.group for run in job.runs}) > 1:
@@ -106,15 +111,6 @@ def _load_ensemble(folder: Path, checkpoint: str | None, name: str | None) -> tu
         raise InputError(f"{folder}: found only runs that failed, expected one that did not")
     runs = settings[wanted]
     return runs, NumpyPolicy.ensemble([job.policies[run.key] for run in runs]), job
-
-
-def _settings(job: Job) -> dict[str, list[Run]]:
-    """What runs that differ only by seed have in common -> those that did not fail."""
-    found: dict[str, list[Run]] = {}
-    for run in job.runs:
-        if run.key not in job.failed:
-            found.setdefault(run.group, []).append(run)
-    return found
 
 
 def _named(folder: Path, runs: Sequence[Run], name: str) -> Run:
@@ -157,7 +153,7 @@ def score_folder(
     members: dict[RunKey, list[Run]] = {}
     if ensemble:
         wanted = {_named(folder, runs, name).group} if name is not None else {run.group for run in runs}
-        members = {own[0].key: own for group, own in _settings(job).items() if group in wanted}
+        members = {own[0].key: own for group, own in by_group(job.sound).items() if group in wanted}
         if not members:
             raise InputError(f"{folder}: found only runs that failed, expected one that did not")
         runs = tuple(run for run in runs if run.key in members)
