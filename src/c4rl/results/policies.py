@@ -14,7 +14,7 @@ from c4rl.core.onnx_policy import onnx_bytes
 from c4rl.data.loading import load_for_task
 from c4rl.data.policy_files import read_exported
 from c4rl.environments.evaluation import EvaluationPool
-from c4rl.environments.tasks import get_task, simulator
+from c4rl.environments.tasks import Task, get_task, simulator
 from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.runs import Run, RunKey, by_group, file_name, key_from, runs_of
 from c4rl.results.model_card import Provenance, card, policy_facts, provenance
@@ -160,32 +160,38 @@ def score_folder(
         policies = {key: NumpyPolicy.ensemble([policies[run.key] for run in own]) for key, own in members.items()}
     elif name is not None:
         runs = (_named(folder, runs, name),)
-    rows: dict[Any, dict[str, Any]] = {}
-    tasks = list(dict.fromkeys(config.tasks[run.dataset] for run in runs))
-    kinds = {}
-    for task_name in tasks:
-        task, own = get_task(task_name), [run for run in runs if config.tasks[run.dataset] == task_name]
-        kinds[task_name] = task.score_name
+    rows: dict[RunKey, dict[str, Any]] = {}
+    tasks = {name: get_task(name) for name in dict.fromkeys(config.tasks[run.dataset] for run in runs)}
+    for task_name, task in tasks.items():
+        own = [run for run in runs if config.tasks[run.dataset] == task_name]
         with EvaluationPool(task) as pool:
             returns = pool.evaluate([policies[run.key] for run in own], episodes, seed)
-        for run, run_scores, run_returns in zip(own, task.normalise(returns), returns, strict=True):
+        for run, run_returns in zip(own, returns, strict=True):
             rows[run.key] = {
                 **run.facts,
                 **({"ensemble": [member.seed for member in members[run.key]]} if ensemble else {}),
                 **({"task": task_name} if len(tasks) > 1 else {}),
-                "mean": float(run_scores.mean()),
-                "std": float(run_scores.std(ddof=1)) if episodes > 1 else None,
-                "return": float(run_returns.mean()),
-                "returns": [float(r) for r in run_returns],
+                **_scored(task, run_returns),
                 "failed": failed.get(run.key),
             }
     return {
-        "task": tasks[0] if len(tasks) == 1 else tasks,
-        "environment": simulator(*map(get_task, tasks)),
-        "score": " and ".join(dict.fromkeys(kinds.values())),
+        "task": next(iter(tasks)) if len(tasks) == 1 else list(tasks),
+        "environment": simulator(*tasks.values()),
+        "score": " and ".join(dict.fromkeys(task.score_name for task in tasks.values())),
         "checkpoint": checkpoint,
         "seed": seed,
         "runs": [rows[run.key] for run in runs],
+    }
+
+
+def _scored(task: Task, returns: np.ndarray) -> dict[str, Any]:
+    """returns: of one policy's episodes."""
+    scores = task.normalise(returns)
+    return {
+        "mean": float(scores.mean()),
+        "std": float(scores.std(ddof=1)) if len(scores) > 1 else None,
+        "return": float(returns.mean()),
+        "returns": [float(r) for r in returns],
     }
 
 
@@ -199,15 +205,7 @@ def score_file(path: Path, task_name: str | None, episodes: int, seed: int) -> d
         raise InputError(f"{path}: found observations and actions of {found} numbers, expected {expected}")
     with EvaluationPool(task) as pool:
         (returns,) = pool.evaluate([policy], episodes, seed)
-    scores = task.normalise(returns)
-    row = {
-        "file": path.name,
-        "mean": float(scores.mean()),
-        "std": float(scores.std(ddof=1)) if episodes > 1 else None,
-        "return": float(returns.mean()),
-        "returns": [float(r) for r in returns],
-        "failed": None,
-    }
+    row = {"file": path.name, **_scored(task, returns), "failed": None}
     facts = {"task": task_name, "environment": simulator(task), "score": task.score_name, "checkpoint": None}
     return {**facts, "seed": seed, "runs": [row]}
 
