@@ -18,7 +18,7 @@ from c4rl.jobs.runs import Run, RunKey, file_name, key_of, run_config, runs_of
 from c4rl.results.statistics import mean_interval
 from c4rl.training.checkpoint import load_progress
 from c4rl.training.evaluation import MOST_TRAINING_ROWS
-from c4rl.training.run_directory import RunDirectory, job_summary, read_metrics
+from c4rl.training.run_directory import RunDirectory, is_result, job_summary, read_metrics
 from c4rl.training.selection import selected_records
 from c4rl.training.summary import CRITERIA, SELECTED_RULE, Record, best_records
 
@@ -78,11 +78,11 @@ def provenance(
     records: dict[RunKey, list[Record]] = {run.key: [] for run in seeds}
     if (folder / "metrics.jsonl").exists():
         for record in read_metrics(folder / "metrics.jsonl", {run.key for run in runs}):
-            if key_of(record) in records and any(map(_is_result, record)):
+            if key_of(record) in records and any(map(is_result, record)):
                 _add(records[key_of(record)], record)
         if config.select != "none" and "none" not in config.task:  # one may still wait for its score
             records = {key: [record for record in own if "score" in record] for key, own in records.items()}
-        kinds = {frozenset(filter(_is_result, record)) for own in records.values() for record in own}
+        kinds = {frozenset(filter(is_result, record)) for own in records.values() for record in own}
         if len(kinds) > 1:
             names = " or ".join(" ".join(sorted(kind)) for kind in kinds)
             raise InputError(f"{folder / 'metrics.jsonl'}: found evaluations with {names}, expected the same of all")
@@ -111,10 +111,6 @@ def _add(records: list[Record], record: Record) -> None:
     records.append(record)
 
 
-def _is_result(name: str) -> bool:
-    return name == "score" or name.endswith("_rmse")
-
-
 def policy_facts(found: Provenance) -> dict[str, str]:
     """Names and values of a model's metadata."""
     facts = {
@@ -138,7 +134,7 @@ def policy_facts(found: Provenance) -> dict[str, str]:
         return facts | {"score_of_members": json.dumps([record.get("score") for record in evaluations])}
     for record in evaluations:
         facts |= {"update": str(record["update"])}
-        facts |= {name: str(record[name]) for name in filter(_is_result, record)}
+        facts |= {name: str(record[name]) for name in filter(is_result, record)}
     return facts
 
 
