@@ -17,10 +17,9 @@ from c4rl.core.errors import InputError
 from c4rl.diagnostics.divergence import first_warning
 from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.runs import RunKey, key_of, runs_of
-from c4rl.training.display import number
+from c4rl.training.display import SHOWN, mean_of, number
 from c4rl.training.run_directory import job_config, job_summary, parse_record
 
-SHOWN = ("critic_loss", "actor_loss", "q")
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARKS = 12  # evaluations in a sparkline
 QUIET = 300.0  # seconds without a new line after which a job may have ended
@@ -144,10 +143,6 @@ def _status(view: JobView) -> str:
     return f"no new line for {quiet:,.0f} s: interrupted?" if quiet > QUIET else "waiting for the next line"
 
 
-def _mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None
-
-
 def render(view: JobView, rows: int = 10_000) -> RenderableType:
     """rows: the most of the table; the best groups are shown where runs are more."""
     grouped: dict[str, list[tuple[RunKey, RunView]]] = {}
@@ -177,9 +172,9 @@ def render(view: JobView, rows: int = 10_000) -> RenderableType:
         state, style = _state(view, some)
         table.add_row(
             Text(name or "all"),
-            *(number(_mean([run.latest[m] for run in some if m in run.latest])) for m in metrics),
-            number(_mean([one[-1] for one in scores])),
-            number(_mean([best(one) for one in scores])),
+            *(number(mean_of([run.latest[m] for run in some if m in run.latest])) for m in metrics),
+            number(mean_of([one[-1] for one in scores])),
+            number(mean_of([best(one) for one in scores])),
             sparkline(means),
             Text(state, style=style),
         )
