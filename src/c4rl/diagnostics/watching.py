@@ -145,13 +145,13 @@ def _status(view: JobView) -> str:
 
 def render(view: JobView, rows: int = 10_000) -> RenderableType:
     """rows: the most of the table; the best groups are shown where runs are more."""
-    grouped: dict[str, list[tuple[RunKey, RunView]]] = {}
+    grouped: dict[str, list[RunView]] = {}
     for key, run in view.runs.items():
         name = str(key) if len(view.runs) <= rows else run.group
-        grouped.setdefault(name, []).append((key, run))
+        grouped.setdefault(name, []).append(run)
 
     def last_score(name: str) -> float:
-        found = [run.scores[-1] for _, run in grouped[name] if run.scores]
+        found = [run.scores[-1] for run in grouped[name] if run.scores]
         return (sum(found) / len(found) if found else -math.inf) * (1 if view.higher_is_better else -1)
 
     names = sorted(grouped, key=last_score, reverse=True) if len(grouped) > rows else list(grouped)
@@ -164,7 +164,7 @@ def render(view: JobView, rows: int = 10_000) -> RenderableType:
         no_wrap = heading == "scores"
         table.add_column(heading.replace("_", " "), justify=justify, overflow="fold", no_wrap=no_wrap)
     for name in shown:
-        some = [run for _, run in grouped[name]]
+        some = grouped[name]
         scores = [run.scores for run in some if run.scores]
         best = max if view.higher_is_better else min
         common = min(map(len, scores), default=0)
