@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from c4rl.diagnostics import cluster_page
 from c4rl.diagnostics.cluster_page import named_as, on_a_plane, quarters
-from c4rl.diagnostics.tsne import divergence, tsne
+from c4rl.diagnostics.tsne import PERPLEXITY, neighbour_probabilities, tsne
 from tests.cli.support import SMALL, listing, run, save_npz, tensors
 
 
@@ -71,6 +72,15 @@ def test_clusters_stay_apart_on_the_plane() -> None:
     spread = max(plane[truth == z].std() for z in (0, 1))
     assert plane.shape == (80, 2) and np.linalg.norm(centres[0] - centres[1]) > 2 * spread
     assert method == "t-SNE"
+
+
+def divergence(y: np.ndarray, points: np.ndarray) -> float:
+    """KL(p | q) of a picture: what t-SNE makes small."""
+    p = neighbour_probabilities(torch.tensor(points - points.mean(0)), PERPLEXITY).numpy()
+    kernel = 1 / (1 + np.square(y[:, None] - y).sum(2))
+    np.fill_diagonal(kernel, 0)
+    q = kernel / kernel.sum()
+    return float((p * np.log(np.maximum(p, 1e-300) / np.maximum(q, 1e-300))).sum())
 
 
 def test_t_sne_gets_as_low_as_scikit_learns() -> None:

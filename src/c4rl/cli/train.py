@@ -96,20 +96,18 @@ def config_of(arguments: Arguments) -> "TrainConfig":
         algorithm = given["algorithm"]
     elif preset:
         given = _preset(choice, algorithm, arguments)
-    if base is not None:
-        given["output"] = NOT_GIVEN  # a stored config does not say where to write
-    elif choice.dataset:
+    if base is None and choice.dataset:
         given["output"] = free_folder(f"{choice.dataset[0].stem}-{choice.preset if preset else algorithm}")
     plugins = choice.plugins if choice.plugins is not None else given.get("plugins", ("none",))
     options = given.pop("options", None) or algorithm_class(algorithm).config_type()
+    names = plugin_names(plugins, algorithm)
     of_plugins = given.pop("plugin_options", None)
     if of_plugins is None:
-        of_plugins = tuple(PLUGINS[name][0]() for name in plugin_names(plugins, algorithm))
+        of_plugins = tuple(PLUGINS[name][0]() for name in names)
     defaults = given | {"algorithm": algorithm}
     for owner in (options, *of_plugins):
         defaults |= {field.name: getattr(owner, field.name) for field in fields(owner)}
 
-    names = plugin_names(plugins, algorithm)
     panels = {_Sources: "", TrainConfig: "", EngineFlags: "engine", type(options): algorithm} | dict(
         zip(map(type, of_plugins), names, strict=True)
     )
@@ -167,7 +165,8 @@ def _stored(base: "TrainConfig", algorithm: str, plugins: tuple[str, ...] | None
     """The stored config as the starting point; options of another algorithm or other plug-ins do not carry over."""
     from c4rl.jobs.config import ONE_SETTING
 
-    values = {field.name: getattr(base, field.name) for field in fields(base) if field.name != "output"}
+    values = {field.name: getattr(base, field.name) for field in fields(base)}
+    values["output"] = NOT_GIVEN  # it does not say where to write
     other_algorithm, other_plugins = algorithm != base.algorithm, plugins not in (None, base.plugins)
     if other_algorithm:
         del values["options"]

@@ -30,7 +30,7 @@ class Dataset:
     action_high: Array  # [a] float32
     source: str = ""  # the file it was read from
     sha256: str = ""  # of that file's bytes
-    notes: tuple[str, ...] = field(default=())  # what the reader changed, one sentence each
+    notes: tuple[str, ...] = ()  # what the reader changed, one sentence each
     metadata: Mapping[str, Any] = field(default_factory=dict)  # what the file tells about itself: name, task, behaviour
 
     def __post_init__(self) -> None:

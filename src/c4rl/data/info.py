@@ -11,6 +11,7 @@ from rich.text import Text
 
 from c4rl.core.array import Array
 from c4rl.core.errors import printable
+from c4rl.data.assembly import breaks, ends_of
 from c4rl.data.checks import TaskLike, row_blocks
 from c4rl.data.dataset import Dataset
 from c4rl.data.subsets import trajectory_returns, trajectory_slices
@@ -55,13 +56,8 @@ def _duplicates(dataset: Dataset) -> int:
 
 def _disagreements(dataset: Dataset) -> int:
     """Rows inside a trajectory whose next observation is not the following row's observation."""
-    inside = dataset.trajectory_ids[1:] == dataset.trajectory_ids[:-1]
-    count = 0
-    for rows in row_blocks(len(dataset) - 1):
-        following = slice(rows.start + 1, rows.stop + 1)
-        differs = (dataset.observations[following] != dataset.next_observations[rows]).any(axis=1)
-        count += int((differs & inside[rows]).sum())
-    return count
+    broken = breaks(dataset.observations, dataset.next_observations)
+    return int((broken & ~ends_of(dataset.trajectory_ids)).sum())
 
 
 def _saturation(dataset: Dataset) -> float:

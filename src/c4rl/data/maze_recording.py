@@ -11,6 +11,7 @@ position the step reaches: a TD target needs r(s, a, s').
 import numpy as np
 
 from c4rl.core.array import Array
+from c4rl.data.assembly import number_trajectories
 from c4rl.environments.tasks import Task
 
 ACTION_NOISE = 0.5
@@ -51,7 +52,7 @@ def transitions(task: Task, size: int, seed: int) -> dict[str, Array]:
         "next_observations": observations[1:].astype(np.float32),
         "terminals": np.zeros(size, bool),
         "timeouts": timeouts,
-        "trajectory_ids": np.concatenate(([0], np.cumsum(timeouts[:-1]))).astype(np.int32),
+        "trajectory_ids": number_trajectories(timeouts),
         "next_actions": next_actions.astype(np.float32),
         "next_action_valid": ~last,
         "action_low": np.full(2, -1, np.float32),

@@ -23,6 +23,7 @@ from c4rl.core.array import Array
 from c4rl.core.errors import InputError, WorkFailed
 from c4rl.core.files import replacing, write_json
 from c4rl.core.worker_process import Message, Parent, WorkerDied, WorkerProcess, described
+from c4rl.data.assembly import number_trajectories
 from c4rl.data.behaviour_agents import ARM, RANDOM
 from c4rl.data.policy_files import read_policies, trained_for
 from c4rl.environments.evaluation import MAX_WORKERS, available_cores
@@ -204,7 +205,7 @@ def join(folder: Path, behaviours: Sequence[Behaviour], size: int) -> tuple[dict
     return arrays | {
         "terminals": terminals,
         "timeouts": timeouts,
-        "trajectory_ids": np.concatenate(([0], np.cumsum(ends[:-1]))).astype(np.int32),
+        "trajectory_ids": number_trajectories(ends),
         "next_actions": next_actions,
         "next_action_valid": ~ends,
         **bounds,

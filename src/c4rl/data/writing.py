@@ -22,6 +22,7 @@ from c4rl.data.d3rlpy import write_columns
 from c4rl.data.dataset import Dataset
 from c4rl.data.metadata import C4RL, as_bytes
 from c4rl.data.minari import MAIN_FILE, PREFIX, root_folder
+from c4rl.data.subsets import trajectory_slices
 from c4rl.environments.tasks import TASKS, get_task
 
 ROWS = ("observations", "actions", "rewards", "next_observations", "terminals", "timeouts")
@@ -93,9 +94,8 @@ def _write_d4rl(path: Path, dataset: Dataset) -> None:
 
 
 def _write_d3rlpy(path: Path, dataset: Dataset) -> None:
-    stops = np.flatnonzero(ends_of(dataset.trajectory_ids)) + 1
     episodes: list[dict[str, Any]] = []
-    for start, stop in zip([0, *stops[:-1]], stops, strict=True):
+    for start, stop in zip(*trajectory_slices(dataset), strict=True):
         rows = slice(start, stop)
         episode = {"observations": dataset.observations[rows], "actions": dataset.actions[rows]}
         episodes.append(episode | {"rewards": dataset.rewards[rows, None], "terminated": dataset.terminals[stop - 1]})
@@ -128,9 +128,9 @@ def _write_minari(path: Path, dataset: Dataset, dataset_id: str) -> None:
     data = temporary / "data"
     data.mkdir(parents=True)
     try:
-        own, stops = _own_next_actions(dataset), np.flatnonzero(ends_of(dataset.trajectory_ids)) + 1
+        own, (starts, stops) = _own_next_actions(dataset), trajectory_slices(dataset)
         with h5py.File(data / MAIN_FILE, "w", track_order=True) as file:
-            for k, (start, stop) in enumerate(zip([0, *stops[:-1]], stops, strict=True)):
+            for k, (start, stop) in enumerate(zip(starts, stops, strict=True)):
                 group, rows = file.create_group(f"episode_{k}"), slice(start, stop)
                 group.attrs["id"], group.attrs["total_steps"] = k, int(stop - start)
                 observations = np.concatenate((dataset.observations[rows], dataset.next_observations[stop - 1 : stop]))

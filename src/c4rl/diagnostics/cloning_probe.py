@@ -58,17 +58,17 @@ def bar_above(least: float, mean_action: float) -> float:
 
 
 def probe_cloning(
-    dataset: Dataset, updates: int = 40_000, seconds: float = 60.0, options: BCConfig | None = None, seed: int = 0
+    dataset: Dataset, updates: int = 40_000, seconds: float = 60.0, options: BCConfig | None = None
 ) -> CloningCurve:
     """Clone most trajectories and watch the others, until the error rises, or `updates` or `seconds` have passed."""
     options = options or BCConfig(hidden_layers=2, actor_lr=3e-4)
-    train, held = hold_out(dataset, HELD_OUT, seed)
+    train, held = hold_out(dataset, HELD_OUT, seed=0)
     scaling = Scaling(*observation_statistics(train.observations), dataset.action_low, dataset.action_high)
     config = empty_config(
         "bc", ("none",), options=options, dataset=Path("probe"), task="none", output=Path("probe"), updates=updates
     )
     buffer, other = (pack_datasets([(part, scaling)], CPU) for part in (train, held))
-    launch = Launch(config, [seed], buffer, CPU)
+    launch = Launch(config, [0], buffer, CPU)
     batches = [part.unpack(part.packed[:20_000].unsqueeze(0)) for part in (buffer, other)]
     points = {int(u) for u in np.geomspace(min(50, updates), updates, max(2, int(8 * math.log10(updates))))}
     constant = baselines(held, scaling)["mean_action_rmse"]

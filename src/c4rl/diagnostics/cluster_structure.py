@@ -15,6 +15,7 @@ from c4rl.plugins.c4.gaussian_mixture import fit, kmeans_start
 from c4rl.plugins.c4.principal_directions import principal_directions
 
 DIRECTIONS = 16  # of g' and of g each, as C4 fits its mixture
+STEPS = 20  # of EM
 
 
 class Clusters(NamedTuple):
@@ -22,20 +23,19 @@ class Clusters(NamedTuple):
 
     y: Array  # [n, D], as the mixture sees it
     labels: Array  # [n], the likeliest cluster of each row
-    responsibilities: Array  # [n, K]
     effective: int  # clusters with p_z above 0.02
     split: dict[str, float]  # trace and Frobenius norm of Theorem 2's two parts
 
 
-def find_clusters(g_next: Tensor, g: Tensor, K: int = 5, steps: int = 20, seed: int = 0) -> Clusters:
+def find_clusters(g_next: Tensor, g: Tensor, K: int = 5) -> Clusters:
     """A mixture of K Gaussians on y = [g', g] of [n, m] each, on principal directions where m is large."""
     pair = g_next.detach().unsqueeze(0).float(), g.detach().unsqueeze(0).float()
     sides = [principal_directions(x, DIRECTIONS)(x) for x in pair] if g.shape[1] > 2 * DIRECTIONS else list(pair)
     y = torch.cat(sides, 2)
-    streams = Streams([seed], torch.zeros((), dtype=torch.int64, device=y.device))
+    streams = Streams([0], torch.zeros((), dtype=torch.int64, device=y.device))
     K = min(K, y.shape[1])
     components = torch.full((1,), K, device=y.device)
-    found = fit(y, kmeans_start(y, streams, components, K), steps=steps)
+    found = fit(y, kmeans_start(y, streams, components, K), steps=STEPS)
     order = found.mixture.weights[0].argsort(descending=True).to(y.device)
     responsibilities = found.responsibilities[:, :, order]
     valid = torch.ones(y.shape[:2], dtype=torch.bool, device=y.device)
@@ -43,7 +43,6 @@ def find_clusters(g_next: Tensor, g: Tensor, K: int = 5, steps: int = 20, seed: 
     return Clusters(
         y=y[0].cpu().numpy(),
         labels=responsibilities[0].argmax(1).cpu().numpy(),
-        responsibilities=responsibilities[0].cpu().numpy(),
         effective=int(found.mixture.effective_clusters()[0]),
         split={name: float(value[0]) for name, value in split.items()},
     )

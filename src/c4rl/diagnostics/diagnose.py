@@ -53,7 +53,7 @@ def diagnose(folder: Path, run: str | None = None, size: int = 1024) -> dict[str
     return {
         "folder": str(folder),
         "algorithm": config.algorithm,
-        "plugins": [name for name in config.plugins if name != "none"],
+        "plugins": config.active_plugins,
         "update": int(launch.step),
         "rows": len(sample.rows),
         "runs": runs,

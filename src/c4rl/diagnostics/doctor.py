@@ -42,10 +42,8 @@ class Examination:
         return [finding for finding in self.findings if finding.level == "fault"]
 
 
-def examine(
-    dataset: Dataset, task: Task, probe: bool = True, seconds: float = 110.0, updates: int = 40_000
-) -> Examination:
-    """seconds, updates: the most that the probe takes."""
+def examine(dataset: Dataset, task: Task, probe: bool = True, seconds: float = 110.0) -> Examination:
+    """seconds: the most that the probe takes."""
     began = time.monotonic()
     description = describe(dataset, task)
     findings = check_soundness(dataset, description, task)
@@ -55,9 +53,9 @@ def examine(
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # more are slower on networks this small, by far where others use the machine
         try:
-            cloning = probe_cloning(dataset, updates, (1 - CRITIC_SHARE) * seconds)
+            cloning = probe_cloning(dataset, seconds=(1 - CRITIC_SHARE) * seconds)
             if dataset.next_action_valid.sum() >= LEAST_PROBED:
-                critic = probe_critic(dataset, min(updates, 2000), CRITIC_SHARE * seconds)
+                critic = probe_critic(dataset, seconds=CRITIC_SHARE * seconds)
         finally:
             torch.set_num_threads(threads)
     settings = [advise_preset(dataset), *advise(returns, coverage, cloning)]

@@ -22,6 +22,7 @@ from c4rl.core.random import Streams
 from c4rl.data.dataset import Dataset
 from c4rl.data.info import observation_statistics
 from c4rl.data.packing import Scaling, pack_datasets
+from c4rl.data.subsets import trajectory_slices
 
 LOOKS = 10  # in each of the last two tenths of the updates: values are means over them, since each one is noisy
 
@@ -74,7 +75,7 @@ def fitted_q_evaluation(
     counts = _trajectory_counts(data, config)  # [groups, trajectories]
     buffer.weights = (torch.tensor(counts[:, data.trajectory_ids], device=device, dtype=dtype),)
 
-    starts = np.flatnonzero(np.diff(data.trajectory_ids, prepend=-1))
+    starts, _ = trajectory_slices(data)
     next_actions = _actions(policies, data.next_observations, scaling, device, dtype)  # [K, N, a]
     first_actions = _actions(policies, data.observations[starts], scaling, device, dtype)
     first = torch.tensor((data.observations[starts] - mean) / std, device=device, dtype=dtype)
@@ -155,7 +156,7 @@ def _actions(
 
 
 def _logged_value(data: Dataset, discount: float) -> float:
-    starts = np.flatnonzero(np.diff(data.trajectory_ids, prepend=-1))
+    starts, _ = trajectory_slices(data)
     ages = np.arange(len(data)) - starts[data.trajectory_ids]
     returns = np.bincount(data.trajectory_ids, data.rewards * discount**ages)
     return float(returns.mean())

@@ -20,14 +20,14 @@ class Sample(NamedTuple):
     batch: Batch  # [R, n, ...]
 
 
-def sample_rows(launch: Launch, size: int, seed: int = 0) -> Sample:
+def sample_rows(launch: Launch, size: int) -> Sample:
     """All rows with a valid next action or, of more, `size` drawn without replacement."""
     (offset, *_), (length, *_) = launch.buffer.offsets.tolist(), launch.buffer.lengths.tolist()
     own = launch.buffer.packed[offset : offset + length]
     valid = torch.nonzero(own[:, -1] > 0).squeeze(1).cpu().numpy()
     if len(valid) < 2:
         raise InputError(f"found {len(valid)} rows with a valid next action, expected 2 or more")
-    chosen = np.sort(np.random.default_rng(seed).choice(valid, min(size, len(valid)), replace=False))
+    chosen = np.sort(np.random.default_rng(0).choice(valid, min(size, len(valid)), replace=False))
     rows = torch.as_tensor(chosen, device=launch.device) + offset
     return Sample(chosen, launch.buffer.gather(rows.expand(len(launch.runs), -1)))
 

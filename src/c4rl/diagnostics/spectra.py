@@ -7,8 +7,10 @@ from torch import Tensor
 
 from c4rl.plugins.c4.cross_covariance import cross_covariance, traces
 
+LEADING = 16  # singular values that are listed
 
-def describe_spectrum(g_next: Tensor, g: Tensor, leading: int = 16) -> dict[str, Any]:
+
+def describe_spectrum(g_next: Tensor, g: Tensor) -> dict[str, Any]:
     """Of g', g [n, m]: trace, norms, the leading singular values and how many directions carry C.
 
     effective_rank: (sum s)^2 / sum s^2. normalised_trace: tr C / sqrt(tr Sigma' tr Sigma), between -1 and 1.
@@ -25,5 +27,5 @@ def describe_spectrum(g_next: Tensor, g: Tensor, leading: int = 16) -> dict[str,
         "frobenius": squares**0.5,
         "spectral": float(values[0]),
         "effective_rank": float(values.sum()) ** 2 / squares if squares > 0 else 0.0,
-        "singular_values": values[:leading].tolist(),
+        "singular_values": values[:LEADING].tolist(),
     }

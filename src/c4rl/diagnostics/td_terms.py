@@ -29,9 +29,9 @@ DIRECTIONS = 512
 PERTURBED_ROWS, PERTURBED_DIRECTIONS = 128, 32
 
 
-def paired_directions(count: int, width: int, seed: int = 0) -> Tensor:
+def paired_directions(count: int, width: int) -> Tensor:
     """[count, width] float64, uniform on the sphere; w and -w take turns. count is even."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     drawn = torch.randn(count // 2, width, generator=generator, dtype=torch.float64)
     w = drawn / drawn.norm(dim=1, keepdim=True)
     return torch.stack([w, -w], dim=1).flatten(0, 1)

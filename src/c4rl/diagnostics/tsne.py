@@ -11,14 +11,15 @@ from c4rl.core.array import Array
 STEPS, EXAGGERATED_STEPS = 600, 200
 EXAGGERATION = 12.0  # of the attraction, at first: neighbours gather before clusters settle
 BISECTIONS = 40
+PERPLEXITY = 30.0  # neighbours of a point, about
 SMALL = 1e-4  # standard deviation of the first positions, where no picture gives them
 
 
-def tsne(points: Array, start: Array | None = None, perplexity: float = 30.0) -> Array:
+def tsne(points: Array, start: Array | None = None) -> Array:
     """[n, d] -> [n, 2]. start [n, 2]: where to begin, as of an earlier picture that this one should resemble; default:
     the two principal components."""
     x = torch.tensor(points - points.mean(0), dtype=torch.float64)
-    p = neighbour_probabilities(x, min(perplexity, (len(x) - 1) / 3)).float()
+    p = neighbour_probabilities(x, min(PERPLEXITY, (len(x) - 1) / 3)).float()
     if start is None:
         left, size, _ = torch.linalg.svd(x, full_matrices=False)
         y = (SMALL * left[:, :2] * size[:2] / (left[:, 0] * size[0]).std().clamp_min(1e-12)).float()
@@ -39,21 +40,9 @@ def tsne(points: Array, start: Array | None = None, perplexity: float = 30.0) ->
 
 def gradient(y: Tensor, p: Tensor) -> Tensor:
     """Of KL(p | q): 4 sum_j (p_ij - q_ij) k_ij (y_i - y_j), with the kernel k = 1 / (1 + |y_i - y_j|^2), q ~ k."""
-    kernel = _kernel(y)
+    kernel = _squared_distances(y).add_(1).reciprocal_().fill_diagonal_(0)
     pull = p.sub(kernel, alpha=1 / float(kernel.sum())).mul_(kernel)  # in place: memory is what takes the time here
     return 4 * (pull.sum(1, keepdim=True) * y - pull @ y)
-
-
-def divergence(y: Array, points: Array, perplexity: float = 30.0) -> float:
-    """KL(p | q) of a picture: what t-SNE makes small."""
-    p = neighbour_probabilities(torch.tensor(points - points.mean(0), dtype=torch.float64), perplexity)
-    kernel = _kernel(torch.tensor(y, dtype=torch.float64))
-    q = (kernel / kernel.sum()).clamp_min(1e-300)
-    return float((p * (p.clamp_min(1e-300) / q).log()).sum())
-
-
-def _kernel(y: Tensor) -> Tensor:
-    return _squared_distances(y).add_(1).reciprocal_().fill_diagonal_(0)
 
 
 def neighbour_probabilities(x: Tensor, perplexity: float) -> Tensor:

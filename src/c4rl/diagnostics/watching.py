@@ -17,10 +17,9 @@ from c4rl.core.errors import InputError
 from c4rl.diagnostics.divergence import first_warning
 from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.runs import RunKey, key_of, runs_of
-from c4rl.training.display import number
+from c4rl.training.display import SHOWN, mean_of, number
 from c4rl.training.run_directory import job_config, job_summary, parse_record
 
-SHOWN = ("critic_loss", "actor_loss", "q")
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARKS = 12  # evaluations in a sparkline
 QUIET = 300.0  # seconds without a new line after which a job may have ended
@@ -144,34 +143,28 @@ def _status(view: JobView) -> str:
     return f"no new line for {quiet:,.0f} s: interrupted?" if quiet > QUIET else "waiting for the next line"
 
 
-def _mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None
-
-
 def render(view: JobView, rows: int = 10_000) -> RenderableType:
     """rows: the most of the table; the best groups are shown where runs are more."""
-    config = view.config
-    title = " + ".join([config.algorithm, *(name for name in config.plugins if name != "none")])
-    grouped: dict[str, list[tuple[RunKey, RunView]]] = {}
+    grouped: dict[str, list[RunView]] = {}
     for key, run in view.runs.items():
         name = str(key) if len(view.runs) <= rows else run.group
-        grouped.setdefault(name, []).append((key, run))
+        grouped.setdefault(name, []).append(run)
 
     def last_score(name: str) -> float:
-        found = [run.scores[-1] for _, run in grouped[name] if run.scores]
+        found = [run.scores[-1] for run in grouped[name] if run.scores]
         return (sum(found) / len(found) if found else -math.inf) * (1 if view.higher_is_better else -1)
 
     names = sorted(grouped, key=last_score, reverse=True) if len(grouped) > rows else list(grouped)
     shown = names[: max(rows, LEAST_ROWS)]
     metrics = [name for name in SHOWN if any(name in run.latest for run in view.runs.values())]
-    table = Table(title=Text(f"{view.folder}: {title}"), title_justify="left")
+    table = Table(title=Text(f"{view.folder}: {view.config.method}"), title_justify="left")
     alone = all(isinstance(key, int) for key in view.runs) and len(view.runs) <= rows
     for heading in ("seed" if alone else "run", *metrics, "score", "best", "scores", "state"):
         justify: Literal["left", "right"] = "left" if heading in ("run", "scores", "state") else "right"
         no_wrap = heading == "scores"
         table.add_column(heading.replace("_", " "), justify=justify, overflow="fold", no_wrap=no_wrap)
     for name in shown:
-        some = [run for _, run in grouped[name]]
+        some = grouped[name]
         scores = [run.scores for run in some if run.scores]
         best = max if view.higher_is_better else min
         common = min(map(len, scores), default=0)
@@ -179,9 +172,9 @@ def render(view: JobView, rows: int = 10_000) -> RenderableType:
         state, style = _state(view, some)
         table.add_row(
             Text(name or "all"),
-            *(number(_mean([run.latest[m] for run in some if m in run.latest])) for m in metrics),
-            number(_mean([one[-1] for one in scores])),
-            number(_mean([best(one) for one in scores])),
+            *(number(mean_of([run.latest[m] for run in some if m in run.latest])) for m in metrics),
+            number(mean_of([one[-1] for one in scores])),
+            number(mean_of([best(one) for one in scores])),
             sparkline(means),
             Text(state, style=style),
         )

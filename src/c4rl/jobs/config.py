@@ -182,6 +182,16 @@ class TrainConfig(ActionBounds):
         return self.task * len(self.dataset) if len(self.task) == 1 else self.task
 
     @property
+    def active_plugins(self) -> list[str]:
+        """Without the word none."""
+        return [name for name in self.plugins if name != "none"]
+
+    @property
+    def method(self) -> str:
+        """As in cql + c4."""
+        return " + ".join([self.algorithm, *self.active_plugins])
+
+    @property
     def stages(self) -> tuple[Stage, ...]:
         return algorithm_class(self.algorithm).plan(self.options, self.updates)
 

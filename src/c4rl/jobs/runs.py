@@ -99,14 +99,19 @@ def _all_runs(config: TrainConfig) -> tuple[Run, ...]:
     return tuple(runs)
 
 
-def ensembles_of(runs: Sequence[Run], members: int) -> dict[str, list[tuple[Run, ...]]]:
-    """Runs that act together, by what they have in common: as many as `members`, in the order of their seeds."""
+def by_group(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """What runs that differ only by seed have in common -> those runs."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(run.group, []).append(run)
+    return groups
+
+
+def ensembles_of(runs: Sequence[Run], members: int) -> dict[str, list[tuple[Run, ...]]]:
+    """Runs that act together, by what they have in common: as many as `members`, in the order of their seeds."""
     together = {
         group: [tuple(own[i : i + members]) for i in range(0, len(own) - members + 1, members)]
-        for group, own in groups.items()
+        for group, own in by_group(runs).items()
     }
     return {group: found for group, found in together.items() if found}
 

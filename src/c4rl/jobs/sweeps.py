@@ -11,7 +11,6 @@ from c4rl.core.declarations import as_json, expected, is_tuple, plain_name, read
 from c4rl.core.errors import InputError
 from c4rl.core.files import read_bytes
 
-ALGORITHM = -1  # the place of an option that is the algorithm's; plug-ins are numbered from 0
 RunOptions = tuple[Any, tuple[Any, ...]]  # the algorithm's options, and those of each plug-in
 
 
@@ -19,7 +18,7 @@ class Swept(NamedTuple):
     """One option and the values it takes."""
 
     name: str  # as people write it
-    place: int
+    place: int  # of its options object: 0 the algorithm's, then those of the plug-ins
     field: "Field[Any]"  # of that options object
     # all of them for every dataset (--sweep), one for each dataset (--by-dataset), or one for each point (--points)
     values: tuple[Any, ...]
@@ -27,9 +26,8 @@ class Swept(NamedTuple):
 
 def _found(given: str, written: str, options: RunOptions, job_fields: Sequence[str]) -> tuple[str, int, "Field[Any]"]:
     """The name, place and field of an option; given: where it was written, for error messages."""
-    algorithm_options, plugin_options = options
-    owners = {ALGORITHM: algorithm_options, **dict(enumerate(plugin_options))}
-    known = {plain_name(f.name): (place, f) for place, owner in owners.items() for f in fields(owner)}
+    owners = (options[0], *options[1])
+    known = {plain_name(f.name): (place, f) for place, owner in enumerate(owners) for f in fields(owner)}
     name = plain_name(written.lstrip("-").replace("-", "_"))
     others = ", ".join(sorted(known, key=str.lower))
     if name in job_fields:
@@ -97,7 +95,7 @@ def parse_points(words: tuple[str, ...], options: RunOptions, job_fields: tuple[
             point[name] = read_text(field, text.strip(), f"--points {word}: {written}")
             swept.setdefault(name, (place, field))
         points.append(point)
-    owners = {ALGORITHM: options[0], **dict(enumerate(options[1]))}
+    owners = (options[0], *options[1])
     found = tuple(
         Swept(name, place, field, tuple(p.get(name, getattr(owners[place], field.name)) for p in points))
         for name, (place, field) in swept.items()
@@ -182,12 +180,9 @@ def differences(options: Sequence[RunOptions]) -> list[str] | None:
 
 def with_values(options: RunOptions, swept: Sequence[Swept], values: Sequence[Any]) -> RunOptions:
     """The options of a run that takes these values; every owner checks them as it checks flags."""
-    algorithm_options, plugin_options = options
-    for place in (ALGORITHM, *range(len(plugin_options))):
+    owners = [options[0], *options[1]]
+    for place, owner in enumerate(owners):
         own = {s.field.name: value for s, value in zip(swept, values, strict=True) if s.place == place}
-        if own and place == ALGORITHM:
-            algorithm_options = replace(algorithm_options, **own)
-        elif own:
-            changed = replace(plugin_options[place], **own)
-            plugin_options = (*plugin_options[:place], changed, *plugin_options[place + 1 :])
-    return algorithm_options, plugin_options
+        if own:
+            owners[place] = replace(owner, **own)
+    return owners[0], tuple(owners[1:])

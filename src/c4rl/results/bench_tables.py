@@ -184,12 +184,11 @@ def minutes_of(job: Job, entries: Iterable[Entry], measured: Iterable[Rate]) -> 
     """How long, and judged by what: the best speed known of the algorithm with these plug-ins in this precision, else
     the median of the algorithm, else of all; None where there are none."""
     config = job.config
-    plugins = [name for name in config.plugins if name != "none"]
+    wanted = config.algorithm, config.active_plugins, config.precision
     similar, others = f"guessed from {config.algorithm}", "guessed from others"
     speeds: dict[str, list[float]] = {}
     for speed in known_speeds(job, entries, measured):
-        same = speed[:3] == (config.algorithm, plugins, config.precision)
-        kind = "" if same else similar if speed.algorithm == config.algorithm else others
+        kind = "" if speed[:3] == wanted else similar if speed.algorithm == config.algorithm else others
         speeds.setdefault(kind, []).append(speed.rate)
     for kind in ("", similar, others):
         if kind in speeds:

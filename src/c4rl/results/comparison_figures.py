@@ -119,8 +119,8 @@ def series(drawing: Drawing, table: ResultTable, filled: Filled) -> Figure:
             points = []
             for method in of_series[label]:
                 if task is None:
-                    scores, interval = overall(table, filled, method, "late"), bootstrap_interval
-                    found = None if scores is None else (mean(scores), *interval(mean, scores))
+                    scores = overall(table, filled, method, "late")
+                    found = None if scores is None else (mean(scores), *bootstrap_interval(mean, scores))
                 else:
                     cell = filled.get((method.label, task))
                     found = None if cell is None else _with_interval(cell.values("late", table.quantity))

@@ -98,5 +98,5 @@ def title_of(task: str) -> str:
 
 
 def panels_of(table: ResultTable, filled: Filled) -> list[str]:
-    """Sets with any run, and a last panel for the mean over them all."""
+    """Sets with any run."""
     return [task for task in table.measured if any(t == task for _, t in filled)]

@@ -1,6 +1,6 @@
 """Maze2D as a picture: walls, a value function over the free space, and where the agent went."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -29,7 +29,7 @@ class Panel:
 
     title: str
     trajectories: Sequence[Array]  # each [T, >= 2]: x, y first
-    values: Array | Callable[[Array], Array] | None  # on value_grid: [H, W], or a function of [N, 2] positions to [N]
+    values: Array | None  # on value_grid, [H, W]
 
 
 def value_grid(task: Task) -> Array:
@@ -41,12 +41,9 @@ def value_grid(task: Task) -> Array:
 
 def maze_figure(task: Task, panels: Sequence[Panel], path: str | Path | IO[bytes], title: str = "") -> None:
     """Draw the panels side by side on one colour scale and write them to `path`, a file or a stream."""
-    maze, grid = _maze(task), value_grid(task)
+    maze = _maze(task)
     free = ~np.kron(maze.walls, np.ones((POINTS_PER_CELL, POINTS_PER_CELL), bool))
-    values: list[Array | None] = []
-    for p in panels:
-        found = p.values(grid.reshape(-1, 2)) if callable(p.values) else p.values
-        values.append(None if found is None else np.ma.masked_where(~free, np.asarray(found).reshape(free.shape)))
+    values = [None if p.values is None else np.ma.masked_where(~free, p.values) for p in panels]
     drawn = [v for v in values if v is not None]
     scale = Normalize(min(float(v.min()) for v in drawn), max(float(v.max()) for v in drawn)) if drawn else None
 

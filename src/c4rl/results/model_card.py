@@ -18,7 +18,7 @@ from c4rl.jobs.runs import Run, RunKey, file_name, key_of, run_config, runs_of
 from c4rl.results.statistics import mean_interval
 from c4rl.training.checkpoint import load_progress
 from c4rl.training.evaluation import MOST_TRAINING_ROWS
-from c4rl.training.run_directory import RunDirectory, job_summary, read_metrics
+from c4rl.training.run_directory import RunDirectory, is_result, job_summary, read_metrics
 from c4rl.training.selection import selected_records
 from c4rl.training.summary import CRITERIA, SELECTED_RULE, Record, best_records
 
@@ -36,10 +36,6 @@ class Provenance:
     sha256: str
     summary: dict[str, Any]  # empty if the job has not finished
     distilled: tuple[int, float, float] | None = None  # into one network: updates, noise, distance to the ensemble
-
-    @property
-    def method(self) -> str:
-        return " + ".join([self.config.algorithm, *(name for name in self.config.plugins if name != "none")])
 
     @property
     def task(self) -> str:
@@ -82,11 +78,11 @@ def provenance(
     records: dict[RunKey, list[Record]] = {run.key: [] for run in seeds}
     if (folder / "metrics.jsonl").exists():
         for record in read_metrics(folder / "metrics.jsonl", {run.key for run in runs}):
-            if key_of(record) in records and any(map(_is_result, record)):
+            if key_of(record) in records and any(map(is_result, record)):
                 _add(records[key_of(record)], record)
         if config.select != "none" and "none" not in config.task:  # one may still wait for its score
             records = {key: [record for record in own if "score" in record] for key, own in records.items()}
-        kinds = {frozenset(filter(_is_result, record)) for own in records.values() for record in own}
+        kinds = {frozenset(filter(is_result, record)) for own in records.values() for record in own}
         if len(kinds) > 1:
             names = " or ".join(" ".join(sorted(kind)) for kind in kinds)
             raise InputError(f"{folder / 'metrics.jsonl'}: found evaluations with {names}, expected the same of all")
@@ -115,10 +111,6 @@ def _add(records: list[Record], record: Record) -> None:
     records.append(record)
 
 
-def _is_result(name: str) -> bool:
-    return name == "score" or name.endswith("_rmse")
-
-
 def policy_facts(found: Provenance) -> dict[str, str]:
     """Names and values of a model's metadata."""
     facts = {
@@ -127,7 +119,7 @@ def policy_facts(found: Provenance) -> dict[str, str]:
         "dataset": found.config.dataset[0].name,
         "dataset_sha256": found.sha256,
         "algorithm": found.config.algorithm,
-        "plugins": " ".join(name for name in found.config.plugins if name != "none"),
+        "plugins": " ".join(found.config.active_plugins),
         "run": " ".join(file_name(run.key) for run in found.members),
         "seeds": " ".join(str(run.seed) for run in found.members),
         "checkpoint": found.checkpoint,
@@ -142,7 +134,7 @@ def policy_facts(found: Provenance) -> dict[str, str]:
         return facts | {"score_of_members": json.dumps([record.get("score") for record in evaluations])}
     for record in evaluations:
         facts |= {"update": str(record["update"])}
-        facts |= {name: str(record[name]) for name in filter(_is_result, record)}
+        facts |= {name: str(record[name]) for name in filter(is_result, record)}
     return facts
 
 
@@ -154,7 +146,7 @@ def card(found: Provenance, policy: NumpyPolicy, file: str) -> str:
     else:
         which = f"The policy of run `{file_name(found.members[0].key)}`"
     parts = [
-        f"# {found.method} on {name}",
+        f"# {found.config.method} on {name}",
         f"{which}, {found.checkpoint} checkpoint{_distilled(found)}. File: `{file}`. Written by c4rl {__version__}.",
         _interface(policy),
         _data(found),
@@ -212,11 +204,10 @@ def _data(found: Provenance) -> str:
 def _method(found: Provenance) -> str:
     config = found.config
     options: dict[str, Any] = {config.algorithm: asdict(config.options)}
-    plugins = [name for name in config.plugins if name != "none"]
-    options |= {name: asdict(own) for name, own in zip(plugins, config.plugin_options, strict=False)}
+    options |= {name: asdict(own) for name, own in zip(config.active_plugins, config.plugin_options, strict=False)}
     versions = found.summary.get("versions", {})
     rows = {
-        "method": found.method,
+        "method": config.method,
         "updates": f"{config.updates:,}",
         "seeds trained": _list(run.seed for run in found.seeds),
         "trained with": ", ".join(f"{name} {v}" for name, v in versions.items()) if versions else "not known",

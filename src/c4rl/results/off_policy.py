@@ -52,7 +52,7 @@ def judge(
         jobs.append(job.config)
         checkpoints[job.checkpoint] = None
         own = _trained_on(dataset, job.config)
-        for run in (run for run in job.runs if run.key not in job.failed and (own is None or run.dataset == own)):
+        for run in (run for run in job.sound if own is None or run.dataset == own):
             name = file_name(run.key) if len(folders) == 1 else f"{folder}: {file_name(run.key)}"
             found.append((name, job.policies[run.key], _score(folder, job.config, run, job.checkpoint)))
     if not found:

@@ -59,11 +59,11 @@ def table_text(
             raise InputError(f"--score: found {score}, but no row of table {name} is compared with another")
         if far:
             return far_cells(table, filled)
+        if format == "csv":
+            return csv(run_rows(table, filled))
         words = caption(table, filled, score)
         views = {"criteria": criteria_rows, "differences": difference_rows}
         rows = views[score](table, filled) if score in views else rows_of(table, filled, score)
-        if format == "csv":
-            return csv(run_rows(table, filled))
     elif methods is not None:
         raise InputError(f"--methods: found with table {name}, expected a table of scores")
     elif name in SPEED_TABLES:

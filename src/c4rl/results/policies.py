@@ -14,9 +14,9 @@ from c4rl.core.onnx_policy import onnx_bytes
 from c4rl.data.loading import load_for_task
 from c4rl.data.policy_files import read_exported
 from c4rl.environments.evaluation import EvaluationPool
-from c4rl.environments.tasks import get_task, simulator
+from c4rl.environments.tasks import Task, get_task, simulator
 from c4rl.jobs.config import TrainConfig
-from c4rl.jobs.runs import Run, RunKey, file_name, key_from, runs_of
+from c4rl.jobs.runs import Run, RunKey, by_group, file_name, key_from, runs_of
 from c4rl.results.model_card import Provenance, card, policy_facts, provenance
 from c4rl.training.checkpoint import load_policy_file, load_progress
 from c4rl.training.distillation import distil
@@ -57,6 +57,11 @@ class Job(NamedTuple):
     failed: dict[RunKey, str]  # what happened to runs that failed
     checkpoint: str  # which policies these are
 
+    @property
+    def sound(self) -> list[Run]:
+        """The runs that did not fail."""
+        return [run for run in self.runs if run.key not in self.failed]
+
 
 def open_job(folder: Path, checkpoint: str | None, allow_import: bool = False) -> Job:
     """checkpoint: None for the selected one of a job with --select, else the last."""
@@ -78,15 +83,15 @@ def open_job(folder: Path, checkpoint: str | None, allow_import: bool = False) -
 
 def _load_one(folder: Path, checkpoint: str | None, seed: int | None, name: str | None) -> tuple[Run, NumpyPolicy, Job]:
     job = open_job(folder, checkpoint, allow_import=True)  # nothing is simulated
-    sound = [run for run in job.runs if run.key not in job.failed]
     if name is None and seed is None:
-        if not sound:
+        if not job.sound:
             raise InputError(f"{folder}: found only runs that failed, expected one that did not")
-        return sound[0], job.policies[sound[0].key], job
+        first = job.sound[0]
+        return first, job.policies[first.key], job
     found = _named(folder, job.runs, name) if name is not None else _of_seed(folder, job.runs, seed)
     if found.key in job.failed:
         raise InputError(
-            f"{folder}: {found.title} failed ({job.failed[found.key]}), expected one of {_names(sound) or 'none'}"
+            f"{folder}: {found.title} failed ({job.failed[found.key]}), expected one of {_names(job.sound) or 'none'}"
         )
     return found, job.policies[found.key], job
 
@@ -94,7 +99,7 @@ def _load_one(folder: Path, checkpoint: str | None, seed: int | None, name: str 
 def _load_ensemble(folder: Path, checkpoint: str | None, name: str | None) -> tuple[list[Run], NumpyPolicy, Job]:
     """The runs of one setting that did not fail, and the policy of all."""
     job = open_job(folder, checkpoint, allow_import=True)
-    settings = _settings(job)
+    settings = by_group(job.sound)
     if name is not None:
         wanted = _named(folder, job.runs, name).group
     elif len({run.group for run in job.runs}) > 1:
@@ -106,15 +111,6 @@ def _load_ensemble(folder: Path, checkpoint: str | None, name: str | None) -> tu
         raise InputError(f"{folder}: found only runs that failed, expected one that did not")
     runs = settings[wanted]
     return runs, NumpyPolicy.ensemble([job.policies[run.key] for run in runs]), job
-
-
-def _settings(job: Job) -> dict[str, list[Run]]:
-    """What runs that differ only by seed have in common -> those that did not fail."""
-    found: dict[str, list[Run]] = {}
-    for run in job.runs:
-        if run.key not in job.failed:
-            found.setdefault(run.group, []).append(run)
-    return found
 
 
 def _named(folder: Path, runs: Sequence[Run], name: str) -> Run:
@@ -157,39 +153,45 @@ def score_folder(
     members: dict[RunKey, list[Run]] = {}
     if ensemble:
         wanted = {_named(folder, runs, name).group} if name is not None else {run.group for run in runs}
-        members = {own[0].key: own for group, own in _settings(job).items() if group in wanted}
+        members = {own[0].key: own for group, own in by_group(job.sound).items() if group in wanted}
         if not members:
             raise InputError(f"{folder}: found only runs that failed, expected one that did not")
         runs = tuple(run for run in runs if run.key in members)
         policies = {key: NumpyPolicy.ensemble([policies[run.key] for run in own]) for key, own in members.items()}
     elif name is not None:
         runs = (_named(folder, runs, name),)
-    rows: dict[Any, dict[str, Any]] = {}
-    tasks = list(dict.fromkeys(config.tasks[run.dataset] for run in runs))
-    kinds = {}
-    for task_name in tasks:
-        task, own = get_task(task_name), [run for run in runs if config.tasks[run.dataset] == task_name]
-        kinds[task_name] = task.score_name
+    rows: dict[RunKey, dict[str, Any]] = {}
+    tasks = {name: get_task(name) for name in dict.fromkeys(config.tasks[run.dataset] for run in runs)}
+    for task_name, task in tasks.items():
+        own = [run for run in runs if config.tasks[run.dataset] == task_name]
         with EvaluationPool(task) as pool:
             returns = pool.evaluate([policies[run.key] for run in own], episodes, seed)
-        for run, run_scores, run_returns in zip(own, task.normalise(returns), returns, strict=True):
+        for run, run_returns in zip(own, returns, strict=True):
             rows[run.key] = {
                 **run.facts,
                 **({"ensemble": [member.seed for member in members[run.key]]} if ensemble else {}),
                 **({"task": task_name} if len(tasks) > 1 else {}),
-                "mean": float(run_scores.mean()),
-                "std": float(run_scores.std(ddof=1)) if episodes > 1 else None,
-                "return": float(run_returns.mean()),
-                "returns": [float(r) for r in run_returns],
+                **_scored(task, run_returns),
                 "failed": failed.get(run.key),
             }
     return {
-        "task": tasks[0] if len(tasks) == 1 else tasks,
-        "environment": simulator(*map(get_task, tasks)),
-        "score": " and ".join(dict.fromkeys(kinds.values())),
+        "task": next(iter(tasks)) if len(tasks) == 1 else list(tasks),
+        "environment": simulator(*tasks.values()),
+        "score": " and ".join(dict.fromkeys(task.score_name for task in tasks.values())),
         "checkpoint": checkpoint,
         "seed": seed,
         "runs": [rows[run.key] for run in runs],
+    }
+
+
+def _scored(task: Task, returns: np.ndarray) -> dict[str, Any]:
+    """returns: of one policy's episodes."""
+    scores = task.normalise(returns)
+    return {
+        "mean": float(scores.mean()),
+        "std": float(scores.std(ddof=1)) if len(scores) > 1 else None,
+        "return": float(returns.mean()),
+        "returns": [float(r) for r in returns],
     }
 
 
@@ -203,15 +205,7 @@ def score_file(path: Path, task_name: str | None, episodes: int, seed: int) -> d
         raise InputError(f"{path}: found observations and actions of {found} numbers, expected {expected}")
     with EvaluationPool(task) as pool:
         (returns,) = pool.evaluate([policy], episodes, seed)
-    scores = task.normalise(returns)
-    row = {
-        "file": path.name,
-        "mean": float(scores.mean()),
-        "std": float(scores.std(ddof=1)) if episodes > 1 else None,
-        "return": float(returns.mean()),
-        "returns": [float(r) for r in returns],
-        "failed": None,
-    }
+    row = {"file": path.name, **_scored(task, returns), "failed": None}
     facts = {"task": task_name, "environment": simulator(task), "score": task.score_name, "checkpoint": None}
     return {**facts, "seed": seed, "runs": [row]}
 

@@ -16,6 +16,7 @@ import torch
 from c4rl.core.errors import InputError
 from c4rl.core.files import write_json
 from c4rl.core.options import Options, option
+from c4rl.data.assembly import number_trajectories
 from c4rl.data.dataset import Dataset
 from c4rl.data.packing import Scaling, pack_datasets
 from c4rl.jobs.config import TrainConfig, empty_config
@@ -193,7 +194,7 @@ def made_up_dataset(rows: int, observation_dim: int, action_dim: int, seed: int 
         next_observations=states[1:],
         terminals=np.zeros(rows, bool),
         timeouts=ends,
-        trajectory_ids=np.cumsum(np.concatenate([[False], ends[:-1]])).astype(np.int32),
+        trajectory_ids=number_trajectories(ends),
         next_actions=actions[1:] * valid[:, None],
         next_action_valid=valid,
         action_low=-np.ones(action_dim, np.float32),

@@ -100,7 +100,7 @@ def determinants(config: TrainConfig, sha256: str, environment: str) -> dict[str
     (task,), seed = config.task, config.seeds[0]
     return {
         "algorithm": config.algorithm,
-        "plugins": [name for name in config.plugins if name != "none"],
+        "plugins": config.active_plugins,
         "options": stored["options"],
         "plugin_options": stored["plugin_options"],
         "job": {name: stored[name] for name in _job_fields()},
@@ -208,9 +208,10 @@ def entries_of(folder: Path) -> list[dict[str, Any]]:
     summary = job_summary(folder, config)
     if summary is None:
         raise InputError(f"{folder}: has no summary.json, expected the folder of a finished job")
+    runs = runs_of(config)
     curves: dict[Any, dict[int, list[float]]] = {}
     logged: dict[Any, list[dict[str, Any]]] = {}
-    for record in read_metrics(folder / "metrics.jsonl", {run.key for run in runs_of(config)}):
+    for record in read_metrics(folder / "metrics.jsonl", {run.key for run in runs}):
         logged.setdefault(key_of(record), []).append(record)
         if "returns" in record:
             curves.setdefault(key_of(record), {})[record["update"]] = [round(r, 3) for r in record["returns"]]
@@ -234,7 +235,6 @@ def entries_of(folder: Path) -> list[dict[str, Any]]:
             "made": {"device": summary["device"], "timing": summary["timing"], "runs": len(summary["runs"])},
         }
 
-    runs = runs_of(config)
     return [entry(run) for run in runs] + [
         (one := entry(first))
         | {"run": one["run"] | {"members": config.ensemble}, "curve": [[last, returns]], "watched": {}}

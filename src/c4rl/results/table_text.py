@@ -81,10 +81,10 @@ def effect_rows(table: ResultTable, filled: Filled, which: str) -> Rows:
     """A line for each factor of a design: the mean with it minus the mean without, on each set and on all."""
     rows = []
     scores = [overall(table, filled, method, which) for method in table.methods]
+    whole = [one for one in scores if one is not None]
     for name in table.methods[0].factors:
         signs = np.array([1 if method.factors[name] else -1 for method in table.methods])
         words = dict.fromkeys((*table.tasks, "all"), MISSING)
-        whole = [one for one in scores if one is not None]
         if len(whole) == len(scores):
             for i, task in enumerate((*table.measured, "all")):
                 own = np.concatenate([one if task == "all" else one[:, i : i + 1] for one in whole], axis=1)

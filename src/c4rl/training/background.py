@@ -62,8 +62,7 @@ class PendingEvaluation:
 class PendingEvaluations:
     """Evaluations under way, in the order of their updates; they leave in that order."""
 
-    def __init__(self, most: int = MOST_PENDING) -> None:
-        self.most = most
+    def __init__(self) -> None:
         self._queue: deque[PendingEvaluation] = deque()
 
     def add(self, update: int, policies: dict[Any, NumpyPolicy], scores: Scores) -> None:
@@ -77,7 +76,7 @@ class PendingEvaluations:
 
     def finished(self, wait: bool = False) -> Iterator[tuple[PendingEvaluation, dict[Any, dict[str, Any]]]]:
         """Finished evaluations up to the first unfinished one; with `wait`, all of them."""
-        while self._queue and (wait or len(self._queue) > self.most or self._queue[0].scores.done()):
+        while self._queue and (wait or len(self._queue) > MOST_PENDING or self._queue[0].scores.done()):
             scores = self._queue[0].scores.result()
             yield self._queue.popleft(), scores
 

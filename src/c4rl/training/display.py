@@ -59,9 +59,9 @@ class Display:
             self._draw()
         elif time.monotonic() - self._plain_at >= PLAIN_SECONDS:
             self._plain_at = time.monotonic()
-            mean = {n: _mean([v[n] for v in per_run.values() if n in v]) for n in SHOWN}
+            mean = {n: mean_of([v[n] for v in per_run.values() if n in v]) for n in SHOWN}
             losses = "  ".join(f"{n} {number(v)}" for n, v in mean.items() if v is not None)
-            self._line(f"update {update:,}/{self.total:,}  {losses}  {self._left(update)}")
+            self.message(f"update {update:,}/{self.total:,}  {losses}  {self._left(update)}")
 
     def evaluation(self, update: int, per_run: Mapping[RunKey, dict[str, Any]]) -> None:
         for key, record in per_run.items():
@@ -79,7 +79,7 @@ class Display:
             scores = [f"{name} " + " ".join(number(record[name]) + mark for record, mark in marked) for name in names]
             left = self._left(max(update, self._update))  # scores may come late
             words = [f"update {update:,}/{self.total:,}", *([group] if group else []), *scores, left]
-            self._line("  ".join(words))
+            self.message("  ".join(words))
 
     def failed(self, run: RunKey, failure: dict[str, Any]) -> None:
         self.runs[run]["state"] = f"failed at {failure['failed_at']:,}"
@@ -98,9 +98,6 @@ class Display:
             self._draw()
             self._live.stop()
 
-    def _line(self, text: str) -> None:
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
-
     def _speed(self, update: int) -> float:
         return (update - self._start) / max(time.monotonic() - self._began, 1e-9)
 
@@ -112,7 +109,7 @@ class Display:
 
     def _draw(self) -> None:
         assert self._live is not None
-        names = [n for n in ("critic_loss", "actor_loss", "q") if any(n in run for run in self.runs.values())]
+        names = [n for n in SHOWN if any(n in run for run in self.runs.values())]
         found = dict.fromkeys(name for run in self.runs.values() for name in run)
         scores = [name for name in found if name in ("score", "best") or name.endswith("_rmse")]
         table = Table(title=self.title, title_justify="left")
@@ -126,5 +123,5 @@ class Display:
         self._live.update(Group(table, self._bar))
 
 
-def _mean(values: list[float]) -> float | None:
+def mean_of(values: list[float]) -> float | None:
     return sum(values) / len(values) if values else None

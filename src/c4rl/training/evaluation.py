@@ -74,15 +74,15 @@ class SimulatorEvaluation:
 
     def ensembles(self, runs: Sequence[Run], policies: Mapping[RunKey, NumpyPolicy]) -> dict[str, list[dict[str, Any]]]:
         """The scores of --ensemble seeds acting together, by what their runs have in common."""
+        task = {run.group: self.tasks[run.key] for run in runs}
         pending = {
-            group: self._pool(self.tasks[several[0][0].key]).submit(
+            group: self._pool(task[group]).submit(
                 [NumpyPolicy.ensemble([policies[run.key] for run in together]) for together in several],
                 self.config.eval_episodes,
                 self.config.eval_seed,
             )
             for group, several in ensembles_of(runs, self.config.ensemble).items()
         }
-        task = {run.group: self.tasks[run.key] for run in runs}
         return {
             group: [score_record(task[group], own) for own in wait_for(found, self._check)]
             for group, found in pending.items()

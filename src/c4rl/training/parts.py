@@ -17,7 +17,7 @@ from c4rl.jobs.runs import Run, file_name, key_of, launch_groups, runs_of
 from c4rl.training.checkpoint import Progress, join_policies, load_checkpoint, load_policies, save_checkpoint
 from c4rl.training.evaluation import SimulatorEvaluation
 from c4rl.training.preparation import Preparation
-from c4rl.training.run_directory import RunDirectory, read_metrics
+from c4rl.training.run_directory import RunDirectory, is_result, read_metrics
 from c4rl.training.selection import selected_records
 from c4rl.training.summary import CRITERIA, FAILED, Record, summarise
 
@@ -101,7 +101,7 @@ def drop_parts(folder: Path) -> None:
 
 
 def _is_scored(line: Record) -> bool:
-    return any(name == "score" or name.endswith("_rmse") for name in line)
+    return any(map(is_result, line))
 
 
 def _completed(lines: list[Record], ended: int, evaluated: Sequence[int]) -> list[Record]:

@@ -229,7 +229,7 @@ def parse_record(line: bytes, origin: str, runs: Collection[RunKey]) -> dict[str
     key = record.get("run", record.get("seed"))
     if not isinstance(key, int | str) or key not in runs:
         raise InputError(f"{origin}: found the run {key!r}, expected one of config.json")
-    for name in [name for name in record if name == "score" or name.endswith("_rmse")]:
+    for name in filter(is_result, list(record)):
         record[name] = _number(record[name], f"{origin}: field '{name}'")
     if "score" in record:
         returns = record.get("returns")
@@ -237,6 +237,11 @@ def parse_record(line: bytes, origin: str, runs: Collection[RunKey]) -> dict[str
             raise InputError(f"{origin}: field 'returns' is {returns!r}, expected a list of numbers")
         record["returns"] = [_number(value, f"{origin}: field 'returns'") for value in returns]
     return record
+
+
+def is_result(name: str) -> bool:
+    """Whether this metric is a score or an error of an evaluation."""
+    return name == "score" or name.endswith("_rmse")
 
 
 def _number(value: Any, origin: str) -> float:

@@ -13,10 +13,6 @@ RunState = dict[str, Tensor]  # one run's tensors, without the run axis, on the 
 Unpad = Callable[[str, Tensor, int], Tensor]
 
 
-def _whole(name: str, tensor: Tensor, run: int) -> Tensor:
-    return tensor
-
-
 @dataclass(frozen=True)
 class Snapshot:
     """A launch's tensors at one moment, on their device. All but scalars carry the run axis first."""
@@ -24,10 +20,10 @@ class Snapshot:
     runs: tuple[Any, ...]
     tensors: dict[str, Tensor]
     taken: torch.cuda.Event | None  # on a GPU: when the copies are made
-    unpadded: Unpad | None = None
+    unpadded: Unpad
 
     @classmethod
-    def of(cls, runs: Sequence[Any], live: dict[str, Tensor], unpadded: Unpad | None = None) -> "Snapshot":
+    def of(cls, runs: Sequence[Any], live: dict[str, Tensor], unpadded: Unpad) -> "Snapshot":
         copies = {name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in live.items()}
         taken, device = None, _gpu(copies)
         if device is not None:
@@ -37,9 +33,9 @@ class Snapshot:
 
     def run_states(self) -> dict[Any, RunState]:
         """Per run, on the CPU. May be called in any thread while training on the GPU continues."""
-        host, unpadded = self._on_host(), self.unpadded or _whole
+        host = self._on_host()
         return {
-            run: {name: unpadded(name, tensor[i], i) if tensor.dim() else tensor for name, tensor in host.items()}
+            run: {name: self.unpadded(name, tensor[i], i) if tensor.dim() else tensor for name, tensor in host.items()}
             for i, run in enumerate(self.runs)
         }
 

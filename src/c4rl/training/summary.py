@@ -12,7 +12,7 @@ from c4rl.core.extras import installed, version_of
 from c4rl.core.version import __version__
 from c4rl.environments.tasks import Task, simulator
 from c4rl.jobs.config import TrainConfig
-from c4rl.jobs.runs import Run, RunKey, file_name, key_of
+from c4rl.jobs.runs import Run, RunKey, by_group, file_name, key_of
 from c4rl.training.checkpoint import Progress
 from c4rl.training.preparation import Preparation
 
@@ -68,10 +68,7 @@ def summarise(
     ensembles: the scores of several seeds acting together, by the setting they have in common.
     """
     last, best = {key_of(record): record for record in records}, best_records(records)
-    grouped: dict[str, list[Run]] = {}
-    for run in runs:
-        grouped.setdefault(run.group, []).append(run)
-    stopped = progress.frozen
+    grouped, stopped = by_group(runs), progress.frozen
     groups = [_group(config, own, preparations[own[0].data].task, last, best, stopped) for own in grouped.values()]
     for group, own in zip(groups, grouped.values(), strict=True):
         group |= _curves([[record for record in records if key_of(record) == run.key] for run in own])
@@ -86,7 +83,7 @@ def summarise(
         "task": _one_or_all(list(dict.fromkeys(config.tasks))),
         "environment": simulator(*(preparation.task for preparation in preparations)),
         "algorithm": config.algorithm,
-        "plugins": [name for name in config.plugins if name != "none"],
+        "plugins": config.active_plugins,
         "seeds": list(dict.fromkeys(run.seed for run in runs)),
         "updates": config.updates,
         "dataset": _one_or_all([preparation.facts for preparation in preparations]),

@@ -7,7 +7,7 @@ from c4rl.diagnostics.divergence import first_warning
 from c4rl.diagnostics.metrics import values_of
 from c4rl.diagnostics.page import Page, Plot, Series
 from c4rl.jobs.runs import file_name
-from c4rl.results.report.jobs import Method, value_bound_of
+from c4rl.results.report.jobs import Method
 
 PLOTTED = 60  # methods; tables have all
 POINTS = 100  # of a curve
@@ -78,9 +78,8 @@ def add_curves(
     page.section(section, *words)
     found = []
     for method in warnings:
-        bound = value_bound_of(method.folder)
         for key, lines in method.runs.items():
-            if (warning := first_warning(lines, bound)) is not None:
+            if (warning := first_warning(lines, method.value_bound)) is not None:
                 where = f"{method.name}, {file_name(key)}" if len(method.runs) > 1 else method.name
                 found.append(("fault", "diverged:", f"{where} at update {warning.update:,}: {warning.reason}."))
     if found:

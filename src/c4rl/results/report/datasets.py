@@ -8,6 +8,7 @@ from c4rl.data.info import describe
 from c4rl.data.loading import load_for_task
 from c4rl.diagnostics.page import Page
 from c4rl.environments.tasks import get_task
+from c4rl.jobs.config import TrainConfig
 from c4rl.results.report.jobs import Job
 
 LARGEST_CARD = 300 * 2**20  # bytes of a dataset that is read for its card
@@ -20,20 +21,19 @@ def add_cards(page: Page, jobs: Sequence[Job]) -> None:
         facts = (job.summary or {}).get("dataset", [])
         digests = {one["path"]: one["sha256"] for one in (facts if isinstance(facts, list) else [facts])}
         for dataset, task_name in zip(job.config.dataset, job.config.tasks, strict=True):
-            if (str(dataset), task_name) not in seen:
-                seen.add((str(dataset), task_name))
-                _card(page, job, str(dataset), task_name, digests.get(str(dataset)))
+            if (dataset, task_name) not in seen:
+                seen.add((dataset, task_name))
+                _card(page, job.config, dataset, task_name, digests.get(str(dataset)))
 
 
-def _card(page: Page, job: Job, dataset: str, task_name: str, digest: str | None) -> None:
-    name, config = Path(dataset).name, job.config
-    path = Path(dataset)
+def _card(page: Page, config: TrainConfig, path: Path, task_name: str, digest: str | None) -> None:
+    name = path.name
     if path.is_file() and path.stat().st_size > LARGEST_CARD:
         page.text(f"{name}: too large to be read for this page.")
         return
     try:
         task = get_task(task_name)
-        d = describe(load_for_task(dataset, task, config), task)
+        d = describe(load_for_task(path, task, config), task)
     except (InputError, OSError):
         page.text(f"{name}: no longer readable where the job found it.")
         return

@@ -79,6 +79,6 @@ def _late_scores(jobs: Sequence[Job]) -> dict[tuple[str, str], float]:
     for job in jobs:
         for method in job.methods:
             for key, lines in method.runs.items():
-                if scores := Method("", job.folder, method.score, {key: lines}).late():
+                if scores := Method("", job.folder, method.score, runs={key: lines}).late():
                     found[job.label, file_name(key)] = scores[0]
     return found

@@ -38,6 +38,7 @@ class Method:
     name: str
     folder: Path
     score: str  # the metric that is its score
+    value_bound: float = math.inf  # on Q, where `c4rl diagnose --save` stored one
     runs: dict[RunKey, list[dict[str, Any]]] = field(default_factory=dict)
 
     @property
@@ -75,18 +76,21 @@ def read_jobs(folders: Sequence[Path]) -> list[Job]:
 def _read_job(folder: Path, label: str, several: bool) -> Job:
     config = job_config(folder)
     lines = read_metrics(folder)
+    summary, saved = _with_floats(job_summary(folder, config)), folder / DIAGNOSTICS
+    diagnostics = _with_floats(read_json(saved, "a file of c4rl")) if saved.exists() else None
+    if summary is not None:
+        _need(folder / "summary.json", summary, ("device",), ("dataset",), *(("timing", name) for name in TIMINGS))
+    if diagnostics is not None:
+        _need(saved, diagnostics, ("runs",))
+        for one in diagnostics["runs"]:
+            _need(saved, one, *NEEDED)
+    bounds = [float(one["q"]["bound"]) for one in diagnostics["runs"]] if diagnostics is not None else []
     methods: dict[str, Method] = {}
     for run in runs_of(config):
         own = lines.get(run.key, [])
         name = ": ".join(part for part in (label if several else "", run.group) if part) or label
-        methods.setdefault(name, Method(name, folder, _score_of(own))).runs[run.key] = own
-    summary, diagnostics = _with_floats(job_summary(folder, config)), _json(folder / DIAGNOSTICS)
-    if summary is not None:
-        _need(folder / "summary.json", summary, ("device",), ("dataset",), *(("timing", name) for name in TIMINGS))
-    if diagnostics is not None:
-        _need(folder / DIAGNOSTICS, diagnostics, ("runs",))
-        for one in diagnostics["runs"]:
-            _need(folder / DIAGNOSTICS, one, *NEEDED)
+        method = Method(name, folder, _score_of(own), max(bounds, default=math.inf))
+        methods.setdefault(name, method).runs[run.key] = own
     return Job(folder, label, config, summary, diagnostics, list(methods.values()))
 
 
@@ -107,12 +111,6 @@ def _need(path: Path, data: Any, *places: tuple[str, ...]) -> None:
             inner = inner[name]
 
 
-def _json(path: Path) -> dict[str, Any] | None:
-    if not path.exists():
-        return None
-    return _with_floats(read_json(path, "a file of c4rl"))
-
-
 def _with_floats(value: Any) -> Any:
     """Numbers that JSON lacks are stored by their names."""
     if isinstance(value, dict):
@@ -120,10 +118,3 @@ def _with_floats(value: Any) -> Any:
     if isinstance(value, list):
         return [_with_floats(one) for one in value]
     return float(value) if value in NOT_FINITE else value
-
-
-def value_bound_of(folder: Path) -> float:
-    """The bound on Q that `c4rl diagnose --save` stored."""
-    diagnostics = _json(folder / DIAGNOSTICS)
-    bounds = [float(run["q"]["bound"]) for run in diagnostics["runs"]] if diagnostics else []
-    return max(bounds, default=math.inf)

@@ -26,18 +26,17 @@ def add_pictures(page: Page, jobs: Sequence[Job], pictures: Sequence[tuple[Path,
         found = [(path.read_bytes(), caption) for path, caption in pictures]
     else:
         found = [
-            (picture, caption)
+            (picture, f"{task.name}: trajectories of each job's first run over its value function")
             for task in _mazes(jobs)
             if (picture := _maze(task, jobs)) is not None
-            for caption in [f"{task.name}: trajectories of each job's first run over its value function"]
         ]
     strips, sentences = ([], []) if pictures else _strips(jobs)
     if found or strips or sentences:
         page.section("Policies")
     page.text(*sentences, kind="faint")
-    for png, caption in [*found, *strips]:
-        wide = (png, caption) in strips
-        page.picture(f"data:image/png;base64,{b64encode(png).decode()}", caption, caption, wide)
+    for some, wide in ((found, False), (strips, True)):
+        for png, caption in some:
+            page.picture(f"data:image/png;base64,{b64encode(png).decode()}", caption, caption, wide)
 
 
 def _strips(jobs: Sequence[Job]) -> tuple[list[tuple[bytes, str]], list[str]]:
