@@ -1,5 +1,6 @@
 """`--preset best`: chosen by the data alone, and its seeds act together."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -125,8 +126,9 @@ def test_seeds_act_together_in_training_scores_evaluate_and_export(
     assert [row["ensemble"] for row in scored["runs"]] == [[0, 1, 2, 3]]
     assert run("evaluate", job, "--ensemble", "--episodes", "1") == 0
     assert "0+1+2+3" in capsys.readouterr().out
-    assert run("export", job, "--ensemble", "--output", tmp_path / "all.npz") == 0
-    exported = NumpyPolicy.from_arrays(np.load(tmp_path / "all.npz", allow_pickle=False))
+    file, scores = tmp_path / "all[b].npz", tmp_path / "scores.json"
+    assert run("export", job, "--ensemble", "--output", file) == 0
+    exported = NumpyPolicy.from_arrays(np.load(file, allow_pickle=False))
     np.testing.assert_allclose(exported.act(seen), np.mean([m.act(seen) for m in members], axis=0), atol=1e-6)
     assert run("export", job, "--ensemble", "--seed", "1") == 2
     # each ensemble is an entry of its own
@@ -135,3 +137,8 @@ def test_seeds_act_together_in_training_scores_evaluate_and_export(
     assert sorted(entry.data["run"].get("members", 1) for entry in store) == [1, 1, 1, 1, 2, 2]
     found = [entry.data["curve"][-1][1] for entry in store if entry.data["run"].get("members")]
     assert sorted(found) == sorted([round(r, 3) for r in returns] for returns in ensemble["returns"])
+    capsys.readouterr()
+    assert run("evaluate", file, "--task", task[1], "--episodes", "2", "--json", scores) == 0
+    assert file.name in capsys.readouterr().out, "brackets are no markup"
+    (row,) = json.loads(scores.read_text())["runs"]
+    assert row["mean"] == pytest.approx(scored["runs"][0]["mean"], abs=0.1)

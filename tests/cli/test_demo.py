@@ -12,7 +12,7 @@ SMALL = ["--size", "600", "--updates", "20", "--episodes", "2", "--seeds", "0", 
 
 
 def test_the_table_and_the_picture_are_those_of_the_stored_jobs(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    folder = tmp_path / "demo"
+    folder = tmp_path / "demo[b]"  # which is no markup
     assert run("demo", *SMALL, "--output", folder) == 0
     printed = capsys.readouterr().out
     jobs = sorted(path.parent for path in folder.glob("*/summary.json"))

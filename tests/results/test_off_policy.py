@@ -137,6 +137,7 @@ def test_what_cannot_be_judged_is_refused_before_anything_is_fitted(
     for arguments, message in (
         ([job, "--dataset", data], "found 3 observations and 2 actions, expected 5 and 2"),
         ([job, job], "expected each folder once"),
+        ([job, job.parent / "." / ".." / job.parent.name / job.name], "expected each folder once"),
         ([tmp_path / "absent"], "no such folder"),
         ([job, "--checkpoint", "best"], "policy_best.safetensors: no such file"),
         ([job, "--json", taken], "exists already"),

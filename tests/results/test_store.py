@@ -89,8 +89,12 @@ def test_jobs_that_were_begun_come_first_and_then_cheap_ones(trained: Trained, t
     rates = [Rate("bc", [], "fp32", "cuda", {"training": 1.0}), Rate("td3_bc", [], "fp32", "cuda", {"training": 9.0})]
     order = [jobs.index(job) for job in cheap_first(jobs, Store(tmp_path / "none"), rates)]
     assert order == [2, 1, 0], "4 runs of TD3+BC, 8 of it, 4 of BC"
+    unfinished = jobs[1].config.output / ".config.json.part"  # of a job that is being made, or was killed then
+    unfinished.parent.mkdir()
+    unfinished.touch()
     shutil.copytree(next(trained.jobs.glob("bc-*")), jobs[0].config.output)
     assert cheap_first(jobs, Store(tmp_path / "none"), rates)[0] is jobs[0]
+    assert unfinished.exists(), "a list of jobs changes nothing"
 
 
 def test_measured_speeds_are_those_of_the_largest_stack_in_each_precision() -> None:

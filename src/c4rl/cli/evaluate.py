@@ -69,7 +69,7 @@ def evaluate(arguments: Arguments) -> int:
         if "ensemble" in row:  # the setting and all its seeds
             label = label.removesuffix(str(row["seed"])) + "+".join(map(str, row["ensemble"]))
         table.add_row(label, f"{row['mean']:.1f}{mark}", show_std(row["std"]), f"{row['return']:.1f}")
-    Console().print(table)
+    Console(markup=False).print(table)  # names may have brackets
     if flags.json is not None:
         write_json(flags.json, result)
     return 1 if failed else 0

@@ -201,7 +201,8 @@ def cheap_first(jobs: Sequence[Job], store: Store, measured: Sequence[Rate]) -> 
     entries = list(store)
 
     def order(job: Job) -> tuple[bool, float]:
-        return not was_begun(job.config.output), (minutes_of(job, entries, measured) or (math.inf, ""))[0]
+        begun = (job.config.output / "config.json").exists()  # --dry must not clean up, as was_begun does
+        return not begun, (minutes_of(job, entries, measured) or (math.inf, ""))[0]
 
     return sorted(jobs, key=order)
 

@@ -36,7 +36,7 @@ CLONING_UPDATES = 5  # times fewer than the others': it learns faster and overfi
 
 def demonstrate(folder: Path, task: str, size: int, updates: int, seeds: tuple[int, ...], episodes: int) -> int:
     """Write all to a new folder; the exit code. episodes: per run, for the evaluation."""
-    console, began = Console(), time.monotonic()
+    console, began = Console(markup=False), time.monotonic()  # paths may have brackets
     check_new_output(folder)
     chosen = get_task(task)
     if chosen.domain != "maze2d":

@@ -1,5 +1,6 @@
 """`c4rl ope`: what policies are worth by the logged data alone, with intervals, a ranking and warnings."""
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def judge(
     """
     if not folders:
         raise InputError("FOLDERS: found none, expected at least one folder made by c4rl train")
-    if len(set(folders)) < len(folders):
+    if len({os.path.realpath(folder) for folder in folders}) < len(folders):
         raise InputError(f"FOLDERS: found {' '.join(map(str, folders))}, expected each folder once")
     found: list[tuple[str, NumpyPolicy, float | None]] = []
     jobs: list[TrainConfig] = []

@@ -141,10 +141,9 @@ class Trainer:
 
     def run(self) -> dict[str, Any]:
         config = self.config
-        plugins = "" if config.plugins == ("none",) else " + " + " + ".join(config.plugins)
         rows = " + ".join(f"{p.facts['rows']:,}" for p in self.preparations)
         where = "without a simulator" if config.task == ("none",) else f"on {' and '.join(config.task)}"
-        title = f"{config.algorithm}{plugins} {where}, {rows} rows, {self.device.type}"
+        title = f"{config.method} {where}, {rows} rows, {self.device.type}"
         if self.device.type == "cuda" and config.fused_kernels and (reason := missing()) is not None:
             title += f", PyTorch's own kernels ({reason})"
         if config.precision != "fp32":
