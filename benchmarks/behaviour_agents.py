@@ -1,10 +1,12 @@
 """Chooses the behaviour agents that ship with the package, and writes their cards.
 
+    python benchmarks/behaviour_agents.py collect FOLDER --seed 1 --output agents
     python benchmarks/behaviour_agents.py look FILE --episodes 5 [--only 3 7 12]
     python benchmarks/behaviour_agents.py ship FILE --way 0 4 9 --medium 14 --more 20 26 --expert 40
     python benchmarks/behaviour_agents.py walk FOLDER/snapshots/STEPS.safetensors --episodes 10 [--ship]
 
-FILE holds snapshots of one training [K, ...] whose header lists them as `chosen`: [{"seed", "steps"}, ...]. `ship`
+`collect` joins one seed's snapshots of a training's FOLDER into FILE, agents/ROBOT.safetensors, whose header lists them
+as `chosen`: [{"seed", "steps"}, ...], and prints that seed's evaluations during training. `ship`
 scores the medium and the expert agent over 100 episodes, those on the way over 10, with and without noise, and writes
 src/c4rl/data/behaviour/ROBOT.safetensors (float16) and its card. `walk` sends a goal-ant from the start to the goal of
 every AntMaze, with the noise of a recording, and ships it.
@@ -21,6 +23,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 from safetensors import safe_open
+from safetensors.numpy import save_file
 
 from c4rl.core.files import write_json
 from c4rl.core.version import __version__
@@ -55,6 +58,28 @@ def score(pool: ProcessPoolExecutor, file: Path, k: int, sampled: bool, episodes
     jobs = [pool.submit(returns, str(file), k, sampled, piece.tolist()) for piece in pieces]
     found = np.concatenate([job.result() for job in jobs])
     return {"mean": round(float(found.mean()), 1), "std": round(float(found.std()), 1), "episodes": episodes}
+
+
+def collect(folder: Path, seed: int, output: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    robot, place = config["task"].partition("-")[0], config["seeds"].index(seed)
+    rows: dict[str, list[np.ndarray]] = {}
+    facts: dict[str, str] = {}
+    snapshots = []
+    for path in sorted((folder / "snapshots").glob("*.safetensors")):
+        with safe_open(path, framework="numpy") as opened:
+            facts = opened.metadata()
+            for name in opened.keys():  # noqa: SIM118 - not a mapping
+                array = opened.get_tensor(name)
+                rows.setdefault(name, []).append(array if name in SHARED else array[place])
+        snapshots.append({"seed": seed, "steps": int(facts["steps"])})
+    output.mkdir(parents=True, exist_ok=True)
+    joined = {name: found[0] if name in SHARED else np.stack(found) for name, found in rows.items()}
+    save_file(joined, output / f"{robot}.safetensors", facts | {"chosen": json.dumps(snapshots)})
+    write_json(output / f"{robot}.config.json", config)
+    for line in map(json.loads, (folder / "progress.jsonl").read_text().splitlines()):
+        if "evaluation" in line:
+            print(f"{line['steps']:,} steps: {line['evaluation'][place]:,.0f}")
 
 
 def chosen(file: Path) -> list[dict[str, int]]:
@@ -154,13 +179,14 @@ def walk(pool: ProcessPoolExecutor, file: Path, episodes: int, mazes: list[str],
 
 SETTINGS = (
     *("envs", "updates_per_step", "random_steps", "replay", "batch_size", "hidden_width", "lr", "layer_norm"),
+    "symmetries",
     "checkpoint_every",  # episodes begin anew there
 )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("look", "ship", "walk"))
+    parser.add_argument("what", choices=("collect", "look", "ship", "walk"))
     parser.add_argument("file", type=Path)
     parser.add_argument("--episodes", type=int, default=5)
     parser.add_argument("--only", type=int, nargs="*")
@@ -170,7 +196,12 @@ def main() -> None:
     parser.add_argument("--expert", type=int)
     parser.add_argument("--mazes", nargs="*", default=list(MAZES))
     parser.add_argument("--ship", action="store_true")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, default=Path("agents"))
     given = parser.parse_args()
+    if given.what == "collect":
+        collect(given.file, given.seed, given.output)
+        return
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         if given.what == "ship":
             ship(pool, given.file, given.way, given.medium, given.more, given.expert)
