@@ -71,7 +71,9 @@ def test_a_run_that_blew_up_is_named(tmp_path: Path) -> None:
     assert "job at update 916: the critic&#x27;s loss is not finite." in text
 
 
-def test_terms_are_shown_with_scores_and_their_rank_correlation(tmp_path: Path) -> None:
+def test_terms_are_shown_with_scores_and_their_rank_correlation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     job = make_folder(tmp_path / "job", seeds=tuple(range(5)))  # a later seed scores more
     found = {
         "cosines": {"cosine_with_variance": 0.9, "cosine_with_mean": 0.1},
@@ -84,6 +86,10 @@ def test_terms_are_shown_with_scores_and_their_rank_correlation(tmp_path: Path) 
     text = (tmp_path / "page.html").read_text("utf-8")
     assert "over 5 runs: A +1.00, B +0.00, C -1.00." in text
     assert ">job, seed_3</th><td>11</td><td>13</td>" in text
+    runs[3]["q"]["bound"] = "edited"
+    (job / "diagnostics.json").write_text(json.dumps({"runs": runs}))
+    assert run("report", job, "--output", tmp_path / "again.html") == 2
+    assert "field 'q.bound' is 'edited', expected a number" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,9 @@ def _read_job(folder: Path, label: str, several: bool) -> Job:
         _need(saved, diagnostics, ("runs",))
         for one in diagnostics["runs"]:
             _need(saved, one, *NEEDED)
-    bounds = [float(one["q"]["bound"]) for one in diagnostics["runs"]] if diagnostics is not None else []
+            if not isinstance(bound := one["q"]["bound"], int | float):
+                raise InputError(f"{saved}: field 'q.bound' is {bound!r}, expected a number")
+    bounds = [one["q"]["bound"] for one in diagnostics["runs"]] if diagnostics is not None else []
     methods: dict[str, Method] = {}
     for run in runs_of(config):
         own = lines.get(run.key, [])
