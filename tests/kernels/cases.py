@@ -62,7 +62,7 @@ def way() -> Iterator[Way]:
 @pytest.fixture
 def all_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter's few rows are treated as many are."""
-    for name in ("_is_large", "_is_tall") if WAY.name == "interpreter" else ():
+    for name in ("_is_large", "_is_tall", "_is_vast") if WAY.name == "interpreter" else ():
         monkeypatch.setattr(WAY.kernels("linear"), name, lambda *sizes: True)
 
 
@@ -422,18 +422,35 @@ def test_products_in_each_precision(way: Way, mode: str, bound: float) -> None:
         assert mode == "fp32" or min(rounding) > 1e-6, "nothing was split"
 
 
+@needs("linear")
+@pytest.mark.usefixtures("all_large")
+def test_weight_gradients_in_the_largest_tiles(way: Way) -> None:
+    runs, rows, width = way.sized((5, 1100, 270), (1, 600, 70))
+    x, gradient = way.normal(runs, 2, rows, width), way.normal(runs, 2, rows, width, seed=1)
+    found = torch.zeros(runs, 2, width, width, device=way.device)
+    way.kernels("linear").weight_gradient(x, gradient, found, bf16x3=True)
+    way.within(1e-4, (found,), (x.double().mT @ gradient.double(),))
+
+
 @needs("mlp", "layer_norm")
-def test_layer_norm_and_its_gradients(way: Way) -> None:
-    """With more rows than one program takes."""
+@pytest.mark.parametrize("programs", [1056, 2])
+def test_layer_norm_and_its_gradients(way: Way, programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more rows than one program takes, in one step or in several."""
     own = way.kernels("layer_norm")
+    monkeypatch.setattr(own, "PROGRAMS", programs)
     z, dy = way.normal(2, 2, 150, 24), way.normal(2, 2, 150, 24, seed=1)
     gain, shift = later_members(way, 2, 2, 24, seed=2), later_members(way, 2, 2, 24, seed=3)
     inputs = [tensor.double().requires_grad_() for tensor in (z, gain, shift)]
     exact = (F.layer_norm(inputs[0], (24,), eps=1e-5) * inputs[1].unsqueeze(2) + inputs[2].unsqueeze(2)).relu()
-    y, n, rstd = own.norm_relu(z, gain, shift, 1e-5)
-    of_gain, of_shift = torch.zeros(2, 2, 2, 24, device=way.device)
-    gradients = own.norm_relu_gradient(dy, n, y, rstd, gain, of_gain, of_shift), of_gain, of_shift
-    way.within(1e-6, (y, *gradients), (exact.detach(), *torch.autograd.grad(exact, inputs, dy.double())))
+    of_z, *of_others = torch.autograd.grad(exact, inputs, dy.double())
+    for keep_split in (False, True):
+        y, n, rstd = own.norm_relu(z.clone(), gain, shift, 1e-5, keep_split)
+        dz, *sums = own.norm_relu_gradient(dy, n, rstd, gain, shift, keep_split)
+        if keep_split:
+            y, dz = y.double().sum(0), dz.double().sum(0)
+        way.within(1e-5 if keep_split else 1e-6, (y, dz), (exact.detach(), of_z))
+        way.within(1e-6, [tiles.sum(0) for tiles in sums[1:]], of_others)
+        way.close(sums[0].sum(0).double(), of_z.sum(2), rtol=1e-5, atol=1e-5)  # far smaller than its terms
 
 
 # -- networks
@@ -464,7 +481,8 @@ def test_a_critic_and_its_gradients(way: Way, sizes: tuple[int, int, int], layer
 
 
 @needs("mlp")
-@pytest.mark.parametrize(("layer_norm", "mode"), [(False, "fp32"), (True, "fp32"), (False, "bf16x3")])
+@pytest.mark.parametrize("mode", ops.OFFERED)
+@pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.usefixtures("all_large")
 def test_logged_and_drawn_actions_in_one_pass(way: Way, layer_norm: bool, mode: str) -> None:
     """Features are those at logged actions, alone in their loss or together with Q."""

@@ -62,13 +62,14 @@ def _evaluate(
     if bf16x3:
         weights = [weights[0], *_in_groups(weights[1:], partial(_split_if_large, rows=rows))]
     for layer in range(last + 1):
-        relu = layer < last and not layers.gains
+        norm, relu = bool(layers.gains) and layer < last, layer < last and not layers.gains
         runs, members, units = biases[layer].shape
+        keep_split = bf16x3 and layer < last - 1 and kept_split(runs * members, rows, units)
         form: dict[str, Any] = {
             "factor": factors[layer] if factors and layer < last else None,
             "relu": relu,
             "bf16x3": bf16x3,
-            "keep_split": bf16x3 and relu and layer < last - 1 and kept_split(runs * members, rows, units),
+            "keep_split": keep_split and relu,
         }
         if layer > 0:
             z = linear(out.results[-1], weights[layer], biases[layer], **form)
@@ -79,8 +80,8 @@ def _evaluate(
             states = linear(x, weights[0][:, :, :width], biases[0], bf16x3=bf16x3)
             own = weights[0][:, :, width:]
             z = linear(actions, own, add=states, group=count, **form)
-        if layers.gains and layer < last:
-            z, normalised, scale = norm_relu(z, layers.gains[layer], layers.shifts[layer], epsilon)
+        if norm:
+            z, normalised, scale = norm_relu(z, layers.gains[layer], layers.shifts[layer], epsilon, keep_split)
             out.normalised.append(normalised)
             out.scales.append(scale)
         out.results.append(z)
@@ -166,7 +167,7 @@ class _StackedMLP(torch.autograd.Function):
         weights, biases, gains, shifts = Layers.of(gradients, depth) if trains else Layers((), (), (), ())
 
         def keep(layer: int, source: Tensor, dz: Tensor, sums: Tensor | None) -> None:
-            """Compute a layer's gradients on the side stream; sums: of dz, over the rows of each tile."""
+            """Compute a layer's gradients on the side stream; sums: of dz, over pieces of the rows."""
             if trains:
                 held.extend([dz, sums])
                 aside.wait_stream(main)
@@ -181,13 +182,17 @@ class _StackedMLP(torch.autograd.Function):
             torch.sum(sums, 0, out=biases[layer])
             return None
 
-        def through(layer: int, dy: Tensor) -> Tensor:
-            """Hidden layer `layer`'s dz from its dy; without LayerNorm the ReLU's mask is applied already."""
+        def through(layer: int, dy: Tensor) -> tuple[Tensor, Tensor | None]:
+            """Hidden layer `layer`'s dz from its dy, and dz's sums over pieces of the rows if they are known. Without
+            LayerNorm the ReLU's mask is applied already."""
             if not norms:
-                return dy
-            own = normalised[layer], hidden[layer], scales[layer], layers.gains[layer]
-            outs = (gains[layer], shifts[layer]) if trains else (None, None)
-            return norm_relu_gradient(dy, *own, *outs)
+                return dy, None
+            own = normalised[layer], scales[layer], layers.gains[layer], layers.shifts[layer]
+            dz, sums, of_gain, of_shift = norm_relu_gradient(dy, *own, layer > 0 and is_split(hidden[layer - 1]))
+            if trains:
+                torch.sum(of_gain, 0, out=gains[layer])
+                torch.sum(of_shift, 0, out=shifts[layer])
+            return dz, sums
 
         def slope(layer: int) -> tuple[Tensor | None, Tensor | None]:
             """The slope of hidden layer `layer`, without LayerNorm: a mask, or factors (0 for dropped units)."""
@@ -204,23 +209,25 @@ class _StackedMLP(torch.autograd.Function):
                 features = at_all
             dy = features.contiguous() if norms else torch.where(hidden[-1] > 0, features, 0)
             dy = dy * factors[-1] if factors else dy
-            dz, top = through(depth - 2, dy), depth - 2
+            (dz, sums), top = through(depth - 2, dy), depth - 2
         else:
-            dz, top = output.contiguous(), depth - 1
-        sums: Tensor | None = None
+            dz, sums, top = output.contiguous(), None, depth - 1
         for layer in range(top, 0, -1):
             keep(layer, hidden[layer - 1], dz, sums)
             add = features.contiguous() if features is not None and layer == depth - 1 else None
             weight, (mask, factor) = ctx.flipped[layer - 1], slope(layer - 1)
             form: dict[str, Any] = {"add": add, "mask": mask, "factor": factor, "bf16x3": bf16x3}
             form |= {"group": every, "add_to_first": True} if add is not None and every > 1 else {}
+            if norms:
+                dz, sums = through(layer - 1, linear(dz, weight, **form))
+                continue
             form["keep_split"] = layer > 1 and is_split(hidden[layer - 2])  # which dz will be multiplied with
             source = hidden[layer - 2] if layer > 1 else x
-            if trains and not norms and not sums_with_product(source, layers.biases[layer - 1].shape, rows, bf16x3):
+            if trains and not sums_with_product(source, layers.biases[layer - 1].shape, rows, bf16x3):
                 tile_sums: list[Tensor] = []
                 dz, sums = linear(dz, weight, **form, tile_sums=tile_sums), tile_sums[0]
             else:
-                dz, sums = through(layer - 1, linear(dz, weight, **form)), None
+                dz, sums = linear(dz, weight, **form), None
         dx = dactions = None
         if actions is None:
             keep(0, x, dz, sums)

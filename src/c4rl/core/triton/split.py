@@ -45,9 +45,14 @@ def split(x: Tensor) -> Tensor:
     registers, which compilers reuse too early (triton-lang/triton, issue 9433 and pull request 11781), so that a
     product running at the same time as other work was occasionally wrong.
     """
-    out = torch.empty(2, *x.shape, device=x.device, dtype=torch.bfloat16)
+    out = empty_split(x.shape, x.device)
     _split_kernel[(triton.cdiv(x.numel(), 1024),)](x, out, x.numel(), 1024)
     return out
+
+
+def empty_split(shape: Sequence[int], device: torch.device) -> Tensor:
+    """Where split numbers are to be written."""
+    return torch.empty(2, *shape, device=device, dtype=torch.bfloat16)
 
 
 @triton.jit
