@@ -11,38 +11,39 @@
 set -uo pipefail
 
 c="TD3+BC + C4"
-locomotion() { # main's cheap rows, small tables, TD3+BC with plug-ins, main's CQL, sensitivities, the rest
+locomotion() { # main's rows but for C4's, TD3+BC with plug-ins, CQL's small tables, C4's rows of main, the rest
   cat <<PARTS
+main|CQL
+main|A2PR
+main|TSRL
 main|IQL|IQL, normalised observations
 main|SORL|ReBRAC
 main|BPPO|BPPO, normalised observations
-main|A2PR
 main|DOGE
-main|TSRL
-best-rows
-c4-few-rows
-c4-weighted
-kitchen|CQL + C4
-values-parts
-mazes-parts
-c4-exact-cql
 c4-plugin|TD3+BC + LN|TD3+BC + DR3|$c|$c on gradients
+c4-exact-cql
+c4-weighted
 c4-screen
-main|CQL
 main|CQL + C4, paper
 main|control: paper, K 1, λ 0
-main|CQL + C4, authors-fixed
-main|control: authors-fixed, K 1, λ 0
 effective-k
 lambda
 frequency
 alpha
 rows
-c4-plugin|BPPO + LN|BPPO + DR3|BPPO + C4|A2PR + LN|A2PR + DR3|A2PR + C4
+main|CQL + C4, authors-fixed
+main|control: authors-fixed, K 1, λ 0
+c4-plugin|A2PR + LN|A2PR + DR3|A2PR + C4
+c4-plugin|BPPO + LN|BPPO + DR3|BPPO + C4
 c4-plugin|CQL + LN|CQL + DR3|CQL + C4
 clusters
 ingredients
 main|CQL + C4, authors|control: authors, K 1, λ 0
+best-rows
+c4-few-rows
+kitchen|CQL + C4
+values-parts
+mazes-parts
 PARTS
 }
 

@@ -177,11 +177,6 @@ def _is_tall(batch: int, rows: int, depth: int, columns: int) -> bool:
     return min(depth, columns) > 32 and (batch * rows >= 8192 or batch * depth * columns >= 140 * TILE)
 
 
-def _is_vast(batch: int, rows: int, depth: int, columns: int) -> bool:
-    """Whether it keeps the whole GPU busy in tiles eight times as large, which are 1.3 times as fast."""
-    return rows >= MANY_ROWS and batch * depth * columns >= 160 * TILE
-
-
 def _tiles(batch: int, rows: int, columns: int, bf16x3: bool) -> tuple[int, int, int, int, int]:
     """Rows, columns and depth of a tile, warps, stages: large tiles reuse more, small ones keep the whole GPU busy."""
     if columns <= NARROW:
@@ -307,6 +302,7 @@ def _tall_product(x: Tensor, y: Tensor, out: Tensor, sums: Tensor | None, bf16x3
     depth, batch = x.shape[-1], runs * members
     large, given = _is_tall(batch, rows, depth, columns), is_split(x) or is_split(y)
     bf16x3 = given or (bf16x3 and _splits_tall(batch, rows, depth, columns))
+    tile = 64 if large or given else 32
     if bf16x3:
         if sums is not None:
             torch.sum(y, 2, out=sums)
@@ -314,18 +310,11 @@ def _tall_product(x: Tensor, y: Tensor, out: Tensor, sums: Tensor | None, bf16x3
         x, y = _split(x), _split(y)
     else:
         y = y.contiguous()
-    if not bf16x3:
-        size_k = size_n = 64 if large else 32
-        warps, programs, most = 4, 512, rows
-    elif _is_vast(batch, rows, depth, columns):
-        size_k, size_n, warps, programs, most = 256, 128, 8, 528, 13
-    else:
-        size_k, size_n, warps, programs, most = 128, 64, 4, 400, 8
-    sizes = ((size_k, depth), (size_n, columns))
+    sizes = ((2 * tile if bf16x3 else tile, depth), (tile, columns))
     tile_k, tile_n = (min(size, max(16, triton.next_power_of_2(width))) for size, width in sizes)
     tiles = triton.cdiv(depth, tile_k) * triton.cdiv(columns, tile_n) * batch
     # few tiles with many rows each would leave most of the GPU idle: rows are summed in pieces, then the pieces
-    pieces = max(1, min(rows // 256, programs // tiles, most))
+    pieces = max(1, min(rows // 256, 400 // tiles, 8) if bf16x3 else min(rows // 256, 512 // tiles))
     rows_per_piece = triton.cdiv(triton.cdiv(rows, pieces), 32) * 32
     pieces = triton.cdiv(rows, rows_per_piece)
 
@@ -337,7 +326,7 @@ def _tall_product(x: Tensor, y: Tensor, out: Tensor, sums: Tensor | None, bf16x3
         x, y, products, row_sums,
         rows, depth, columns, members, rows_per_piece,
         *_strides(x), x.stride(0), y.stride(0), products.stride(0), _batch_and_row(products[0])[0], row_sums.stride(0),
-        sums is not None, bf16x3, tile_k, tile_n, 32, num_warps=warps, num_stages=3,
+        sums is not None, bf16x3, tile_k, tile_n, 32, num_warps=4, num_stages=3,
     )  # fmt: skip
     if pieces > 1:
         torch.sum(products, 0, out=out)
