@@ -113,6 +113,16 @@ def test_a_mixture_has_equal_shares_in_order(tmp_path: Path) -> None:
     assert np.mean(deterministic[first["rows"] :]) == 1 and np.mean(deterministic[: first["rows"]]) < 0.1
 
 
+def test_long_episodes_leave_no_policy_without_rows(tmp_path: Path) -> None:
+    """Episodes of HalfCheetah have 1,000 steps, more than all shares together."""
+    meta = record("halfcheetah-full-replay", 550, 0, tmp_path / "set.npz", workers=0)
+    data = load_dataset(tmp_path / "set.npz", task=get_task("halfcheetah-full-replay"))
+    assert [told["rows"] for told in meta["behaviour"]] == [50] * 11
+    assert not data.terminals.any() and np.array_equal(np.flatnonzero(data.timeouts), np.arange(49, 550, 50))
+    inside = ~data.timeouts[:-1]
+    assert np.array_equal(data.next_observations[:-1][inside], data.observations[1:][inside])
+
+
 def test_snapshots_are_chosen_by_number(tmp_path: Path) -> None:
     file = gaussian(tmp_path / "run.npz", snapshots=4)
     told = record("hopper-medium-replay", 200, 0, tmp_path / "all.npz", [file], workers=0)

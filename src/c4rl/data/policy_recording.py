@@ -168,19 +168,26 @@ def _run(
 
 
 def join(folder: Path, behaviours: Sequence[Behaviour], size: int) -> tuple[dict[str, Array], list[dict[str, Any]]]:
-    """The dataset's arrays, `size` rows in equal shares, and what each policy did. The very last episode may be cut."""
+    """The dataset's arrays, `size` rows in equal shares, and what each policy did.
+
+    Episodes are whole but for the very last one, and one that would take up the next policy's share as well.
+    """
     pieces: list[dict[str, Array]] = []
     summaries: list[dict[str, Any]] = []
     total, bounds = 0, {}
+    targets = [-(-(k + 1) * size // len(behaviours)) for k in range(len(behaviours))]
     for k, behaviour in enumerate(behaviours):
-        target, returns, before = -(-(k + 1) * size // len(behaviours)), [], min(total, size)
+        returns, before = [], min(total, size)
         for episode in _episodes(folder, k):
-            if total >= target:
+            if total >= targets[k]:
                 break
             bounds = {name: episode.pop(name) for name in ("action_low", "action_high")}
+            returns.append(float(episode["rewards"].sum(dtype=np.float64)))
+            if k + 1 < len(targets) and total + len(episode["rewards"]) >= targets[k + 1]:
+                kept = {name: episode[name][: targets[k] - total] for name in PER_ROW}
+                episode = kept | {"terminated": np.False_}
             pieces.append(episode)
             total += len(episode["rewards"])
-            returns.append(float(episode["rewards"].sum(dtype=np.float64)))
         summaries.append(
             {
                 "policy": _base(behaviour),
