@@ -33,8 +33,8 @@ alpha
 rows
 main|CQL + C4, authors-fixed
 main|control: authors-fixed, K 1, λ 0
-c4-plugin|A2PR + LN|A2PR + DR3|A2PR + C4
-c4-plugin|BPPO + LN|BPPO + DR3|BPPO + C4
+c4-plugin|A2PR + C4
+c4-plugin|BPPO + C4
 c4-plugin|CQL + LN|CQL + DR3|CQL + C4
 clusters
 ingredients

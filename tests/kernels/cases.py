@@ -423,7 +423,7 @@ def test_products_in_each_precision(way: Way, mode: str, bound: float) -> None:
 
 
 @needs("mlp", "layer_norm")
-@pytest.mark.parametrize("programs", [1056, 2])
+@pytest.mark.parametrize("programs", [1056, 4])
 def test_layer_norm_and_its_gradients(way: Way, programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With more rows than one program takes, in one step or in several."""
     own = way.kernels("layer_norm")
