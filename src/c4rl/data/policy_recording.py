@@ -185,7 +185,7 @@ def join(folder: Path, behaviours: Sequence[Behaviour], size: int) -> tuple[dict
             returns.append(float(episode["rewards"].sum(dtype=np.float64)))
             if k + 1 < len(targets) and total + len(episode["rewards"]) >= targets[k + 1]:
                 kept = {name: episode[name][: targets[k] - total] for name in PER_ROW}
-                episode = kept | {"terminated": np.False_}
+                episode = kept | {"terminated": np.array(False)}
             pieces.append(episode)
             total += len(episode["rewards"])
         summaries.append(

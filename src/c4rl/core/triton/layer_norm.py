@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from c4rl.core.triton.split import empty_split, two_bfloat16
+from c4rl.core.triton.split import empty_split, write
 
 ELEMENTS = 4096  # of a program's tile
 PROGRAMS, MOST_STEPS = 1056, 16  # enough to keep a GPU busy; tiles of one program
@@ -31,12 +31,7 @@ def _forward_kernel(
     shift = tl.load(SHIFT + run * shift_run + member * shift_member + j, mask=j < width, other=0.0)
     tl.store(N + place, n, mask=inside)
     y = tl.maximum(n * gain[None, :] + shift[None, :], 0.0)
-    if Y_SPLIT:
-        y_high, y_rest = two_bfloat16(y)
-        tl.store(Y + place, y_high, mask=inside)
-        tl.store(Y + place + y_low, y_rest, mask=inside)
-    else:
-        tl.store(Y + place, y, mask=inside)
+    write(Y + place, y, y_low, inside, Y_SPLIT)
     tl.store(RSTD + b * rows + i, rstd, mask=i < rows)
 
 
@@ -65,12 +60,7 @@ def _backward_kernel(
         along = tl.sum(dn * n, axis=1) / width
         rstd = tl.load(RSTD + b * rows + i, mask=i < rows, other=0.0)
         dz = (dn - tl.sum(dn, axis=1)[:, None] / width - n * along[:, None]) * rstd[:, None]
-        if DZ_SPLIT:
-            dz_high, dz_rest = two_bfloat16(dz)
-            tl.store(DZ + place, dz_high, mask=inside)
-            tl.store(DZ + place + dz_low, dz_rest, mask=inside)
-        else:
-            tl.store(DZ + place, dz, mask=inside)
+        write(DZ + place, dz, dz_low, inside, DZ_SPLIT)
         of_gain += dy * n
         of_shift += dy
         of_bias += dz

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from c4rl.core.triton.split import add_split_product, high, is_split, read_split, split, two_bfloat16
+from c4rl.core.triton.split import add_split_product, empty_split, high, is_split, read_split, split, write
 
 
 @triton.jit
@@ -65,12 +65,7 @@ def _linear_kernel(
         piece = (tile // tiles_n).to(tl.int64) * batch + b
         tl.store(SUMS + piece * N + n, tl.sum(tl.where(inside, total, 0.0), axis=0), mask=inside_n)
     y = Y + (b * rows + i[:, None]) * N + n[None, :]
-    if Y_SPLIT:
-        y_high, y_rest = two_bfloat16(total)
-        tl.store(y, y_high, mask=inside)
-        tl.store(y + y_low, y_rest, mask=inside)
-    else:
-        tl.store(y, total, mask=inside)
+    write(y, total, y_low, inside, Y_SPLIT)
 
 
 @triton.jit
@@ -214,10 +209,7 @@ def linear(
     rows, depth = x.shape[-2:]
     batch = runs * members
     shape = (runs, members, rows, columns)
-    if keep_split:
-        y = torch.empty(2, *shape, device=x.device, dtype=torch.bfloat16)
-    else:
-        y = torch.empty(shape, device=x.device, dtype=torch.float32)
+    y = empty_split(shape, x.device) if keep_split else torch.empty(shape, device=x.device, dtype=torch.float32)
     mask = high(mask) if mask is not None else factor
     bias_strides = (bias.stride(0), bias.stride(1)) if bias is not None else (0, 0)
     plain = add is None and mask is None and not (relu or keep_split or is_split(x)) and tile_sums is None

@@ -9,16 +9,21 @@ from torch import Tensor
 
 
 @triton.jit
-def two_bfloat16(x):
-    """Their sum is x to two thirds of float32's digits."""
-    high = x.to(tl.bfloat16)
-    return high, (x - high.to(tl.float32)).to(tl.bfloat16)
-
-
-@triton.jit
 def read_split(X, distance, inside):
     """The high numbers at X, and the low ones `distance` further on."""
     return tl.load(X, mask=inside, other=0.0), tl.load(X + distance, mask=inside, other=0.0)
+
+
+@triton.jit
+def write(X, x, distance, inside, SPLIT: tl.constexpr):
+    """x to X; SPLIT: as two bfloat16 numbers, high ones, and low ones `distance` further on, whose sums are x to two
+    thirds of float32's digits."""
+    if SPLIT:
+        high = x.to(tl.bfloat16)
+        tl.store(X, high, mask=inside)
+        tl.store(X + distance, (x - high.to(tl.float32)).to(tl.bfloat16), mask=inside)
+    else:
+        tl.store(X, x, mask=inside)
 
 
 @triton.jit
@@ -33,9 +38,7 @@ def add_split_product(x_high, x_low, y_high, y_low, total):
 def _split_kernel(X, SPLIT, count, BLOCK: tl.constexpr):
     """`count` high numbers, then as many low ones."""
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    high, low = two_bfloat16(tl.load(X + i, mask=i < count, other=0.0))
-    tl.store(SPLIT + i, high, mask=i < count)
-    tl.store(SPLIT + count + i, low, mask=i < count)
+    write(SPLIT + i, tl.load(X + i, mask=i < count, other=0.0), count, i < count, True)
 
 
 def split(x: Tensor) -> Tensor:
@@ -70,12 +73,7 @@ def _flip_kernel(
     x = tl.trans(x)
     place = FLIPPED + (b * columns + j[:, None]) * rows + i[None, :]
     inside = (j < columns)[:, None] & (i < rows)[None, :]
-    if SPLIT:
-        high, rest = two_bfloat16(x)
-        tl.store(place, high, mask=inside)
-        tl.store(place + low, rest, mask=inside)
-    else:
-        tl.store(place, x, mask=inside)
+    write(place, x, low, inside, SPLIT)
 
 
 def flipped(weights: Tensor, split: bool) -> Tensor:
