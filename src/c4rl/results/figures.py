@@ -18,7 +18,6 @@ from c4rl.results.tables import fill
 from c4rl.results.training_figures import cosines, curves, terms
 
 SHOWN = ("BC", "TD3+BC", "TSRL", "CQL", *(c4.label for c4, _ in CONTROLLED), CONTROLLED[0][1].label)
-BASES = ("TD3+BC", "CQL", "BPPO", "A2PR")
 FIGURES = {
     drawing.name: drawing
     for drawing in (
@@ -32,7 +31,7 @@ FIGURES = {
             "improvement",
             improvement,
             "c4-plugin",
-            pairs=tuple((f"{base} + {plugin}", base) for base in BASES for plugin in ("LN", "DR3", "C4")),
+            pairs=tuple((method.label, method.against) for method in get_table("c4-plugin").methods if method.against),
         ),
         Drawing(
             "improvement-on-controls",
