@@ -12,6 +12,7 @@ import torch
 import c4rl
 from c4rl.cli import train as command_line
 from c4rl.core.buffer import TransitionBuffer
+from c4rl.data.assembly import number_trajectories
 from c4rl.data.packing import Scaling, pack_datasets
 from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.config_file import from_json, to_json
@@ -31,6 +32,7 @@ FORMS: dict[str, tuple[str, C4Config | None]] = {
     "bc": ("bc", None),
     "td3_bc": ("td3_bc", None),
     "cql": ("cql", None),
+    "sorl": ("sorl", None),
     "c4": ("td3_bc", C4),
     "c4 with a gated divergence": ("td3_bc", replace(C4, divergence="mse", divergence_weight=0.5, divergence_gate=0.2)),
     "c4 with hard clusters and tails": ("td3_bc", replace(C4, sampler="hard", trajectory_tails=True, directions=None)),
@@ -45,10 +47,12 @@ def config_of(form: str, **values: Any) -> TrainConfig:
 
 
 def buffer_of(*places: int) -> TransitionBuffer:
-    """Other rows and another scale in each dataset."""
+    """Other rows, another number of trajectories and another scale in each dataset."""
     datasets = []
     for place in places:
-        data = made_up_dataset(LENGTHS[place], 5, 2, seed=place)
+        data, ends = made_up_dataset(LENGTHS[place], 5, 2, seed=place), np.arange(1, LENGTHS[place] + 1) % 10 == 0
+        data = replace(data, timeouts=ends, trajectory_ids=number_trajectories(ends), next_action_valid=~ends)
+        data = replace(data, next_actions=data.next_actions * ~ends[:, None])
         mean = np.full(5, 0.1 * place, np.float32)
         scaling = replace(plain_scaling(data), observation_mean=mean, reward_scale=1.0 + place)
         datasets.append((data, scaling))
@@ -106,18 +110,20 @@ def test_a_preset_gives_each_dataset_its_own_options() -> None:
     assert from_json(to_json(published), "here") == published
 
 
-def test_runs_go_on_in_any_company() -> None:
-    config = config_of("c4")
+@pytest.mark.parametrize("form", ["c4", "sorl"])
+def test_runs_go_on_in_any_company(form: str) -> None:
+    config = config_of(form)
     buffer = buffer_of(0, 1, 2)
     straight = advance(Launch(config, runs_of(config), buffer, CPU, torch.float64), 9)
     states = straight.run_states()
-    advance(straight, 9, start=9)
-    for one in runs_of(config):
-        launch = Launch(config, [one], buffer, CPU, torch.float64)
+    expected = advance(straight, 9, start=9).run_states()
+    runs = runs_of(config)
+    for company in (*([one] for one in runs), runs[:2], runs[1:]):
+        launch = Launch(config, company, buffer, CPU, torch.float64)
         launch.load(states)
-        for key, tensor in advance(launch, 9, start=9).run_states()[one.key].items():
-            expected = straight.run_states()[one.key][key]
-            torch.testing.assert_close(tensor, expected, rtol=1e-9, atol=1e-12, msg=f"{one.key}: {key}")
+        for name, state in advance(launch, 9, start=9).run_states().items():
+            for key, tensor in state.items():
+                torch.testing.assert_close(tensor, expected[name][key], rtol=1e-9, atol=1e-12, msg=f"{name}: {key}")
 
 
 def test_datasets_that_clustering_treats_differently_stay_apart() -> None:

@@ -160,6 +160,14 @@ class Algorithm(ABC):
             out |= {f"optimizer.{name}/{key}": tensor for key, tensor in optimizer.state().items()}
         return out | self._kept
 
+    def unpadded(self, name: str, tensor: Tensor, run: int) -> Tensor:
+        """One run's slice of a tensor of `state`, without the padding that the stack added."""
+        return tensor
+
+    def padded(self, name: str, own: Tensor, run: int) -> Tensor:
+        """The reverse: pad what `unpadded` gave to this stack's size."""
+        return own
+
     # -- before training
 
     @classmethod

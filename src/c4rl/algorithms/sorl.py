@@ -7,11 +7,13 @@ of densities is ruled by a few sharp steps; and the behaviour's advantage from I
 """
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from c4rl.algorithms.algorithm import Metrics, Stage
 from c4rl.algorithms.implicit_q import ImplicitQ, ImplicitQConfig, advantage_weight
@@ -64,6 +66,10 @@ class SORL(ImplicitQ):
             Stage("styles", rounds, config.style_batch_size, plugged=False, evaluated=False),
             Stage("training", updates, config.batch_size),
         )
+
+    @classmethod
+    def launch_key(cls, config: SORLConfig, rows: int, data: int) -> Hashable:
+        return 0  # every run has its own trajectories
 
     def attach(self, buffer: TransitionBuffer) -> None:
         self.styles = TrajectoryStyles(self.config, self.stack, buffer, self.streams)
@@ -137,3 +143,11 @@ class SORL(ImplicitQ):
 
     def state(self) -> dict[str, Tensor]:
         return super().state() | {f"styles.{name}": tensor for name, tensor in self.styles.state().items()}
+
+    def unpadded(self, name: str, tensor: Tensor, run: int) -> Tensor:
+        return tensor[: self.styles.trajectories.own_count[run]] if name == "styles.posteriors" else tensor
+
+    def padded(self, name: str, own: Tensor, run: int) -> Tensor:
+        if name != "styles.posteriors":
+            return own
+        return pad(own, (0, 0, 0, self.styles.trajectories.count - len(own)))

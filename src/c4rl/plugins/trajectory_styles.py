@@ -104,7 +104,8 @@ class Trajectories:
         inside = position < lengths
         rows = offsets + torch.where(inside, position, 0)
         ids = buffer.trajectory_ids[rows].long()
-        self.count = int(ids.max()) + 1
+        self.own_count = (torch.where(inside, ids, -1).amax(1) + 1).tolist()
+        self.count = max(self.own_count)
         ids = torch.where(inside, ids, self.count)  # what is not looked at: one more trajectory, dropped
         sizes = self._sizes(ids)
         self.lengths = sizes[:, : self.count]  # [R, T] steps; 0: the run has no such trajectory

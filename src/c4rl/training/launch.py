@@ -207,20 +207,20 @@ class Launch:
         return Snapshot.of(self.keys, self.live_state() | metrics, self._unpadded)
 
     def _unpadded(self, name: str, tensor: Tensor, run: int) -> Tensor:
-        plugin, own_name = self._owner(name)
-        return plugin.unpadded(own_name, tensor, run) if plugin is not None else tensor
+        owner, own_name = self._owner(name)
+        return owner.unpadded(own_name, tensor, run)
 
     def _padded(self, name: str, own: Tensor, run: int) -> Tensor:
-        plugin, own_name = self._owner(name)
-        return plugin.padded(own_name, own, run) if plugin is not None else own
+        owner, own_name = self._owner(name)
+        return owner.padded(own_name, own, run)
 
-    def _owner(self, name: str) -> tuple[Plugin | None, str]:
-        """The plug-in that a tensor of `live_state` belongs to, and its name there."""
+    def _owner(self, name: str) -> tuple[Plugin | Algorithm, str]:
+        """The plug-in or algorithm that a tensor of `live_state` belongs to, and its name there."""
         for plugin in self.plugins.all:
             prefix = f"plugin.{type(plugin).__name__}/"
             if name.startswith(prefix):
                 return plugin, name.removeprefix(prefix)
-        return None, name
+        return self.algorithm, name
 
     def load(self, states: Mapping[RunKey, RunState]) -> None:
         """Restore in place what `run_states` returned, for any stack."""
