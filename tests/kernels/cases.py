@@ -64,6 +64,8 @@ def all_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter's few rows are treated as many are."""
     for name in ("_is_large", "_is_tall") if WAY.name == "interpreter" else ():
         monkeypatch.setattr(WAY.kernels("linear"), name, lambda *sizes: True)
+    if WAY.name == "interpreter":
+        monkeypatch.setattr(WAY.kernels("mlp"), "MANY_ROWS", 1)
 
 
 def fused_and_plain(numbers: Numbers, mode: str = "fp32") -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
@@ -434,13 +436,32 @@ def test_layer_norm_and_its_gradients(way: Way, programs: int, monkeypatch: pyte
     exact = (F.layer_norm(inputs[0], (24,), eps=1e-5) * inputs[1].unsqueeze(2) + inputs[2].unsqueeze(2)).relu()
     of_z, *of_others = torch.autograd.grad(exact, inputs, dy.double())
     for keep_split in (False, True):
-        y, n, rstd = own.norm_relu(z.clone(), gain, shift, 1e-5, keep_split)
-        dz, *sums = own.norm_relu_gradient(dy, n, rstd, gain, shift, keep_split)
+        y, moments, _ = own.norm_relu(z, gain, shift, 1e-5, keep_split)
+        dz, *sums, _ = own.norm_relu_gradient(dy, z, moments, gain, shift, keep_split)
         if keep_split:
             y, dz = y.double().sum(0), dz.double().sum(0)
         way.within(1e-5 if keep_split else 1e-6, (y, dz), (exact.detach(), of_z))
         way.within(1e-6, [tiles.sum(0) for tiles in sums[1:]], of_others)
         way.close(sums[0].sum(0).double(), of_z.sum(2), rtol=1e-5, atol=1e-5)  # far smaller than its terms
+
+
+@needs("mlp", "output")
+@pytest.mark.parametrize("group", [1, 3])
+def test_the_gradient_through_an_output_of_one_unit(way: Way, group: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows in several pieces of several steps."""
+    own = way.kernels("output")
+    monkeypatch.setattr(own, "PROGRAMS", 4)
+    z, d, add = way.normal(2, 2, 150, 24), way.normal(2, 2, 150, seed=1), way.normal(2, 2, 150 // group, 24, seed=2)
+    h, weight = z.relu(), later_members(way, 2, 2, 24, seed=3)
+    for rest in (None, add):
+        exact = d.double().unsqueeze(3) * weight.double().unsqueeze(2)
+        exact[:, :, ::group] += rest if rest is not None else 0
+        exact *= h > 0
+        of_weight = torch.einsum("rmi,rmij->rmj", d.double(), h.double())
+        for keep_split in (False, True):
+            dz, *sums = own.output_gradient(d, h, weight, rest, group, keep_split)
+            way.within(1e-5, (dz.double().sum(0) if keep_split else dz,), (exact,))
+            way.within(1e-6, [pieces.sum(0) for pieces in sums], (exact.sum(2), of_weight))
 
 
 # -- networks

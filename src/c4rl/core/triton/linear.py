@@ -12,22 +12,24 @@ from c4rl.core.triton.split import add_split_product, empty_split, high, is_spli
 
 @triton.jit
 def _linear_kernel(
-    X, W, BIAS, ADD, MASK, Y, SUMS,
+    X, W, BIAS, ADD, MASK, WEIGHT, Y, SUMS, DOTS,
     rows, K, N, members, batch,
     x_run, x_member, x_row, x_low,
     w_run, w_member, w_k, w_n, w_low,
     bias_run, bias_member,
     add_batch, add_row, group,
     mask_batch, mask_row,
+    weight_run, weight_member,
     y_low,
     HAS_BIAS: tl.constexpr, HAS_ADD: tl.constexpr, ADD_TO_FIRST: tl.constexpr, HAS_MASK: tl.constexpr,
-    MASK_SCALES: tl.constexpr, RELU: tl.constexpr, HAS_SUMS: tl.constexpr,
+    MASK_SCALES: tl.constexpr, RELU: tl.constexpr, HAS_SUMS: tl.constexpr, HAS_DOTS: tl.constexpr,
     Y_SPLIT: tl.constexpr,
     SPLIT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Y[b, i, n] = mask(relu(sum_k X[b, i, k] W[b, k, n] + bias[b, n] + ADD[b, i // group, n])), b = run, member.
 
     ADD_TO_FIRST: ADD is for the first row of each group alone. SUMS[piece, b, n]: sums of Y over the rows of a tile.
+    DOTS[piece, b, i]: products with WEIGHT[b, n] over the columns of a tile.
     SPLIT: X and W are, their low numbers x_low and w_low further on; Y_SPLIT: so is Y.
     """
     tile, b = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -38,6 +40,9 @@ def _linear_kernel(
     x = X + run * x_run + member * x_member
     w = W + run * w_run + member * w_member
     inside_i, inside_n = i < rows, n < N
+    inside = inside_i[:, None] & inside_n[None, :]
+    if HAS_MASK:  # read while the product is computed
+        active = tl.load(MASK + b * mask_batch + i[:, None] * mask_row + n[None, :], mask=inside, other=0.0)
     total = tl.zeros((BM, BN), dtype=tl.float32)
     for start in range(0, K, BK):
         k = start + tl.arange(0, BK)
@@ -50,7 +55,6 @@ def _linear_kernel(
         else:
             x_here, w_here = tl.load(x_tile, mask=inside_x, other=0.0), tl.load(w_tile, mask=inside_w, other=0.0)
             total = tl.dot(x_here, w_here, total, input_precision="ieee")
-    inside = inside_i[:, None] & inside_n[None, :]
     if HAS_BIAS:
         total += tl.load(BIAS + run * bias_run + member * bias_member + n, mask=inside_n, other=0.0)[None, :]
     if HAS_ADD:
@@ -59,11 +63,14 @@ def _linear_kernel(
     if RELU:
         total = tl.maximum(total, 0.0)
     if HAS_MASK:
-        active = tl.load(MASK + b * mask_batch + i[:, None] * mask_row + n[None, :], mask=inside, other=0.0)
         total = total * active if MASK_SCALES else tl.where(active > 0, total, 0.0)
     if HAS_SUMS:
         piece = (tile // tiles_n).to(tl.int64) * batch + b
         tl.store(SUMS + piece * N + n, tl.sum(tl.where(inside, total, 0.0), axis=0), mask=inside_n)
+    if HAS_DOTS:
+        weight = tl.load(WEIGHT + run * weight_run + member * weight_member + n, mask=inside_n, other=0.0)
+        piece = (tile % tiles_n).to(tl.int64) * batch + b
+        tl.store(DOTS + piece * rows + i, tl.sum(total * weight[None, :], axis=1), mask=inside_i)
     y = Y + (b * rows + i[:, None]) * N + n[None, :]
     write(y, total, y_low, inside, Y_SPLIT)
 
@@ -197,13 +204,15 @@ def linear(
     bf16x3: bool = False,
     keep_split: bool = False,
     tile_sums: list[Tensor] | None = None,
+    dots: tuple[Tensor, list[Tensor]] | None = None,
 ) -> Tensor:
     """mask · factor · relu(x W + bias + add) -> [R, M, rows, out].
 
     x: [R, rows, in] or [R, M, rows, in]. weight: [R, M, in, out]. bias: [R, M, out]. add: [R, M, rows / group, out],
     each row of it for `group` rows, or for the first of them alone (add_to_first). mask: [R, M, rows, out], > 0 keeps.
     factor: instead of a mask, like it. x, weight and mask may be split. bf16x3: a large product is made so. keep_split:
-    the result is to be split. tile_sums: is given the sums over the rows of each tile, [tiles, R, M, out].
+    the result is to be split. tile_sums: is given the sums over the rows of each tile, [tiles, R, M, out]. dots: of the
+    rows with [R, M, out] are given to the list, summed over tiles of columns, [tiles, R, M, rows].
     """
     runs, members, _, columns = weight.shape[-4:]
     rows, depth = x.shape[-2:]
@@ -212,7 +221,7 @@ def linear(
     y = empty_split(shape, x.device) if keep_split else torch.empty(shape, device=x.device, dtype=torch.float32)
     mask = high(mask) if mask is not None else factor
     bias_strides = (bias.stride(0), bias.stride(1)) if bias is not None else (0, 0)
-    plain = add is None and mask is None and not (relu or keep_split or is_split(x)) and tile_sums is None
+    plain = add is None and mask is None and not (relu or keep_split or is_split(x) or dots) and tile_sums is None
     if columns <= NARROW and depth >= 64 and plain:
         block = triton.next_power_of_2(depth)
         tile_rows = max(1, 4096 // block)
@@ -227,22 +236,27 @@ def linear(
     tile_rows, tile_columns, tile_depth, warps, stages = _tiles(batch, rows, columns, bf16x3)
     tile_depth = 16 if depth <= 16 else tile_depth
     tiles = triton.cdiv(rows, tile_rows)
-    sums = y
+    tiles_across = triton.cdiv(columns, tile_columns)
+    sums = products = y
     if tile_sums is not None:
         sums = torch.empty(tiles, runs, members, columns, device=x.device, dtype=torch.float32)
         tile_sums.append(sums)
-    _linear_kernel[(tiles * triton.cdiv(columns, tile_columns), batch)](
+    if dots is not None:
+        products = torch.empty(tiles_across, runs, members, rows, device=x.device, dtype=torch.float32)
+        dots[1].append(products)
+    _linear_kernel[(tiles * tiles_across, batch)](
         x, weight, bias if bias is not None else x,
-        add if add is not None else x, mask if mask is not None else x, y, sums,
+        add if add is not None else x, mask if mask is not None else x, dots[0] if dots else x, y, sums, products,
         rows, depth, columns, members, batch,
         *_strides(x), x.stride(0),
         *weight.stride()[-4:], weight.stride(0),
         *bias_strides,
         *(_batch_and_row(add) if add is not None else (0, 0)), group,
         *(_batch_and_row(mask) if mask is not None else (0, 0)),
+        *(dots[0].stride()[:2] if dots else (0, 0)),
         y.stride(0),
         bias is not None, add is not None, add_to_first, mask is not None, factor is not None,
-        relu, tile_sums is not None, keep_split,
+        relu, tile_sums is not None, dots is not None, keep_split,
         bf16x3, tile_rows, tile_columns, tile_depth, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return y
@@ -294,7 +308,9 @@ def _tall_product(x: Tensor, y: Tensor, out: Tensor, sums: Tensor | None, bf16x3
     depth, batch = x.shape[-1], runs * members
     large, given = _is_tall(batch, rows, depth, columns), is_split(x) or is_split(y)
     bf16x3 = given or (bf16x3 and _splits_tall(batch, rows, depth, columns))
-    tile = 64 if large or given else 32
+    tile, programs = 64 if large or given else 32, 512
+    if min(depth, columns) <= NARROW and rows >= MANY_ROWS:  # reading takes longer than multiplying
+        tile, programs = 128, 1056
     if bf16x3:
         if sums is not None:
             torch.sum(y, 2, out=sums)
@@ -306,7 +322,7 @@ def _tall_product(x: Tensor, y: Tensor, out: Tensor, sums: Tensor | None, bf16x3
     tile_k, tile_n = (min(size, max(16, triton.next_power_of_2(width))) for size, width in sizes)
     tiles = triton.cdiv(depth, tile_k) * triton.cdiv(columns, tile_n) * batch
     # few tiles with many rows each would leave most of the GPU idle: rows are summed in pieces, then the pieces
-    pieces = max(1, min(rows // 256, 400 // tiles, 8) if bf16x3 else min(rows // 256, 512 // tiles))
+    pieces = max(1, min(rows // 256, 400 // tiles, 8) if bf16x3 else min(rows // 256, programs // tiles))
     rows_per_piece = triton.cdiv(triton.cdiv(rows, pieces), 32) * 32
     pieces = triton.cdiv(rows, rows_per_piece)
 

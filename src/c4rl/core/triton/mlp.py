@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from c4rl.core.triton.layer_norm import norm_relu, norm_relu_gradient
-from c4rl.core.triton.linear import NARROW, kept_split, linear, splits, sums_with_product, weight_gradient
+from c4rl.core.triton.linear import MANY_ROWS, NARROW, kept_split, linear, splits, sums_with_product, weight_gradient
+from c4rl.core.triton.output import output_gradient
 from c4rl.core.triton.split import as_one, flipped, high, is_split, split
 
 ALIGNMENT = 16
@@ -43,14 +44,15 @@ class Layers(NamedTuple):
 
 
 class _Evaluated(NamedTuple):
-    """Every layer's result [R, M, rows, out], the last one's without ReLU; and what LayerNorm's gradient needs.
+    """Every layer's result [R, M, rows, out], the last one's without ReLU; and what LayerNorm's gradient needs: its
+    input, and the mean and 1 / std of its rows.
 
     Hidden layers below the last may be split.
     """
 
     results: list[Tensor]
-    normalised: list[Tensor]
-    scales: list[Tensor]
+    inputs: list[Tensor]
+    moments: list[Tensor]
 
 
 def _evaluate(
@@ -61,7 +63,8 @@ def _evaluate(
     rows, weights = (x if actions is None else actions).shape[-2], layers.weights
     if bf16x3:
         weights = [weights[0], *_in_groups(weights[1:], partial(_split_if_large, rows=rows))]
-    for layer in range(last + 1):
+    fused, output = _output_is_fused(layers, rows), None
+    for layer in range(last + (not fused)):
         norm, relu = bool(layers.gains) and layer < last, layer < last and not layers.gains
         runs, members, units = biases[layer].shape
         keep_split = bf16x3 and layer < last - 1 and kept_split(runs * members, rows, units)
@@ -71,6 +74,9 @@ def _evaluate(
             "bf16x3": bf16x3,
             "keep_split": keep_split and relu,
         }
+        products: list[Tensor] = []
+        if fused and layer == last - 1 and relu:
+            form["dots"] = weights[last].squeeze(3), products
         if layer > 0:
             z = linear(out.results[-1], weights[layer], biases[layer], **form)
         elif actions is None:
@@ -81,11 +87,23 @@ def _evaluate(
             own = weights[0][:, :, width:]
             z = linear(actions, own, add=states, group=count, **form)
         if norm:
-            z, normalised, scale = norm_relu(z, layers.gains[layer], layers.shifts[layer], epsilon, keep_split)
-            out.normalised.append(normalised)
-            out.scales.append(scale)
+            out.inputs.append(z)
+            head = (weights[last].squeeze(3), biases[last].squeeze(2)) if fused and layer == last - 1 else None
+            z, moments, output = norm_relu(z, layers.gains[layer], layers.shifts[layer], epsilon, keep_split, head)
+            out.moments.append(moments)
+        elif products:
+            output = products[0].sum(0) + biases[last]
         out.results.append(z)
+    if output is not None:
+        out.results.append(output.unsqueeze(3))
     return out
+
+
+def _output_is_fused(layers: Layers, rows: int) -> bool:
+    """Whether an output of one unit is computed with the layer below it, so that this is not read again: at many rows,
+    and where LayerNorm has whole rows at hand."""
+    one = len(layers.weights) > 1 and layers.biases[-1].shape[-1] == 1
+    return one and (bool(layers.gains) or rows >= MANY_ROWS)
 
 
 def _in_groups(weights: Sequence[Tensor], prepare: Callable[[Tensor], Sequence[Tensor]]) -> list[Tensor]:
@@ -141,7 +159,7 @@ class _StackedMLP(torch.autograd.Function):
         evaluated = _evaluate(x, actions, layers, epsilon, factors, bf16x3)
         *hidden, output = evaluated.results
         main.wait_stream(aside)
-        ctx.save_for_backward(x, actions, *tensors, *hidden, *evaluated.normalised, *evaluated.scales)
+        ctx.save_for_backward(x, actions, *tensors, *hidden, *evaluated.inputs, *evaluated.moments)
         ctx.depth, ctx.count, ctx.factors, ctx.bf16x3, ctx.every = depth, len(tensors), factors, bf16x3, every
         hidden = [_every(h, every) for h in hidden]
         ctx.mark_non_differentiable(*hidden[:-1])
@@ -155,7 +173,7 @@ class _StackedMLP(torch.autograd.Function):
         x, actions, *saved = ctx.saved_tensors
         layers, hidden = Layers.of(saved[:count], depth), saved[count : count + depth - 1]
         norms = len(layers.gains)
-        normalised, scales = saved[count + depth - 1 :][:norms], saved[count + depth - 1 + norms :]
+        inputs, moments = saved[count + depth - 1 :][:norms], saved[count + depth - 1 + norms :]
         needs, trains, every = ctx.needs_input_grad, ctx.needs_input_grad[7], ctx.every
         rows = (x if actions is None else actions).shape[-2]
         main, aside = torch.cuda.current_stream(), _side_stream(x.device.index)
@@ -182,16 +200,34 @@ class _StackedMLP(torch.autograd.Function):
             torch.sum(sums, 0, out=biases[layer])
             return None
 
-        def through(layer: int, dy: Tensor) -> tuple[Tensor, Tensor | None]:
+        def splits_dz(layer: int) -> bool:
+            """Whether hidden layer `layer`'s dz is to be split, as what it will be multiplied with is."""
+            return layer > 0 and is_split(hidden[layer - 1])
+
+        def through(layer: int, dy: Tensor, **form: Any) -> tuple[Tensor, Tensor | None]:
             """Hidden layer `layer`'s dz from its dy, and dz's sums over pieces of the rows if they are known. Without
             LayerNorm the ReLU's mask is applied already."""
             if not norms:
                 return dy, None
-            own = normalised[layer], scales[layer], layers.gains[layer], layers.shifts[layer]
-            dz, sums, of_gain, of_shift = norm_relu_gradient(dy, *own, layer > 0 and is_split(hidden[layer - 1]))
+            own = inputs[layer], moments[layer], layers.gains[layer], layers.shifts[layer]
+            dz, sums, of_gain, of_shift, of_weight = norm_relu_gradient(dy, *own, splits_dz(layer), **form)
             if trains:
                 torch.sum(of_gain, 0, out=gains[layer])
                 torch.sum(of_shift, 0, out=shifts[layer])
+                if form:
+                    torch.sum(of_weight, 0, out=weights[-1].squeeze(3))
+            return dz, sums
+
+        def through_output(d: Tensor, add: Tensor | None) -> tuple[Tensor, Tensor | None]:
+            """The same of the last hidden layer from the gradient of an output of one unit, and that of its weights."""
+            form: dict[str, Any] = {"weight": layers.weights[-1].squeeze(3), "add": add, "group": every}
+            if trains:
+                torch.sum(d, 2, out=biases[-1].squeeze(2))
+            if norms:
+                return through(depth - 2, d, **form)
+            dz, sums, of_weight = output_gradient(d, hidden[-1], **form, keep_split=splits_dz(depth - 2))
+            if trains:
+                torch.sum(of_weight, 0, out=weights[-1].squeeze(3))
             return dz, sums
 
         def slope(layer: int) -> tuple[Tensor | None, Tensor | None]:
@@ -210,6 +246,9 @@ class _StackedMLP(torch.autograd.Function):
             dy = features.contiguous() if norms else torch.where(hidden[-1] > 0, features, 0)
             dy = dy * factors[-1] if factors else dy
             (dz, sums), top = through(depth - 2, dy), depth - 2
+        elif _output_is_fused(layers, rows) and not factors:
+            add = features.contiguous() if features is not None else None
+            (dz, sums), top = through_output(output.squeeze(3).contiguous(), add), depth - 2
         else:
             dz, sums, top = output.contiguous(), None, depth - 1
         for layer in range(top, 0, -1):
@@ -221,7 +260,7 @@ class _StackedMLP(torch.autograd.Function):
             if norms:
                 dz, sums = through(layer - 1, linear(dz, weight, **form))
                 continue
-            form["keep_split"] = layer > 1 and is_split(hidden[layer - 2])  # which dz will be multiplied with
+            form["keep_split"] = splits_dz(layer - 1)
             source = hidden[layer - 2] if layer > 1 else x
             if trains and not sums_with_product(source, layers.biases[layer - 1].shape, rows, bf16x3):
                 tile_sums: list[Tensor] = []
