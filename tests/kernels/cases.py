@@ -62,7 +62,7 @@ def way() -> Iterator[Way]:
 @pytest.fixture
 def all_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter's few rows are treated as many are."""
-    for name in ("_is_large", "_is_tall") if WAY.name == "interpreter" else ():
+    for name in ("_is_large", "_is_vast", "_is_tall") if WAY.name == "interpreter" else ():
         monkeypatch.setattr(WAY.kernels("linear"), name, lambda *sizes: True)
     if WAY.name == "interpreter":
         monkeypatch.setattr(WAY.kernels("mlp"), "MANY_ROWS", 1)
@@ -422,6 +422,25 @@ def test_products_in_each_precision(way: Way, mode: str, bound: float) -> None:
     if way.computes:
         assert max(rounding) < bound
         assert mode == "fp32" or min(rounding) > 1e-6, "nothing was split"
+
+
+@needs("linear")
+@pytest.mark.parametrize("columns", [128, 136])
+@pytest.mark.usefixtures("all_large")
+def test_products_of_whole_blocks(way: Way, columns: int) -> None:
+    """As Hopper's engine copies them: members one after another, a last tile that reaches into the next one's rows."""
+    own, rows = way.kernels("linear"), way.sized(3136, 160)
+    split = way.kernels("split").split
+    x, y = way.normal(3, 2, rows, 128), way.normal(3, 2, rows, columns, seed=1)
+    weights, mask = way.normal(2, 3, 2, 128, columns, seed=2), way.normal(3, 2, rows, columns, seed=3)
+    second = split(weights).unbind(1)[1]  # of several layers' weights
+    dot, sums, dots = way.normal(3, 2, columns, seed=4), [], []
+    found = own.linear(split(x), second, mask=mask, tile_sums=sums, dots=(dot, dots), keep_split=True, bf16x3=True)
+    of_weight = torch.zeros(3, 2, 128, columns, device=way.device)
+    own.weight_gradient(split(x), split(y), of_weight, bf16x3=True)
+    exact = (x.double() @ weights[1].double()) * (mask > 0)
+    products = (exact.sum(2), (exact * dot.unsqueeze(2)).sum(3), x.double().mT @ y.double())
+    way.within(1e-4, (found.double().sum(0), sums[0].sum(0), dots[0].sum(0), of_weight), (exact, *products))
 
 
 @needs("mlp", "layer_norm")

@@ -27,6 +27,7 @@ from triton.language.extra import libdevice
 from triton.runtime import interpreter
 from triton.runtime.interpreter import GridExecutor, InterpretedFunction, InterpreterBuilder, TensorHandle
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from c4rl.core import networks, ops
 from c4rl.core.ops import mlp as networks_op
@@ -188,6 +189,8 @@ def _compiled(way: Way) -> Iterator[None]:
             value = values[parameter.name]
             if parameter.is_constexpr or (isinstance(value, int) and value == 1):
                 signature[parameter.name], constants[(place,)] = "constexpr", value
+            elif isinstance(value, TensorDescriptor):
+                signature[parameter.name] = f"tensordesc<{TYPES[value.base.dtype]}{value.block_shape}>"
             elif isinstance(value, Tensor):
                 signature[parameter.name], aligned[(place,)] = f"*{TYPES[value.dtype]}", [["tt.divisibility", 16]]
             else:
@@ -197,9 +200,9 @@ def _compiled(way: Way) -> Iterator[None]:
         name = _name(kernel.fn)
         way.note(name)
         chosen = {parameter.name: values[parameter.name] for parameter in kernel.params if parameter.is_constexpr}
-        types = {name: kind for name, kind in signature.items() if kind.startswith("*")}
+        types = {name: kind for name, kind in signature.items() if kind.startswith(("*", "tensordesc"))}
         ones = {name for name, kind in signature.items() if kind == "constexpr" and name not in chosen}
-        for target in TARGETS:
+        for target in TARGETS[:1] if chosen.get("BLOCKS") else TARGETS:  # older GPUs copy no blocks
             key = f"sm_{target} {name} {signature} {constants} {aligned} {options}"
             reasons = {f"sm_{target} {name} {why}" for why in _reasons(target, chosen | types | options, ones, key)}
             if reasons <= _compiled_for:
@@ -227,6 +230,7 @@ def _on_the_cpu() -> Iterator[None]:
         patch.setattr(networks, "one_pass_pays", lambda x: ops._chosen.enabled)
         if find_spec(f"{ops.KERNELS}.mlp") is not None:
             patch.setattr(import_module(f"{ops.KERNELS}.mlp"), "_side_stream", lambda device: stream)
+            patch.setattr(import_module(f"{ops.KERNELS}.split"), "_copies_blocks", lambda device: True)
         patch.setattr(torch.cuda, "current_stream", lambda: stream)
         patch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
         yield

@@ -7,7 +7,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from c4rl.core.triton.split import add_split_product, empty_split, high, is_split, read_split, split, write
+from c4rl.core.triton.split import (
+    add_split_product,
+    can_describe,
+    describe,
+    empty_split,
+    high,
+    is_split,
+    read_block,
+    read_split,
+    split,
+    write,
+)
 
 
 @triton.jit
@@ -24,37 +35,44 @@ def _linear_kernel(
     HAS_BIAS: tl.constexpr, HAS_ADD: tl.constexpr, ADD_TO_FIRST: tl.constexpr, HAS_MASK: tl.constexpr,
     MASK_SCALES: tl.constexpr, RELU: tl.constexpr, HAS_SUMS: tl.constexpr, HAS_DOTS: tl.constexpr,
     Y_SPLIT: tl.constexpr,
-    SPLIT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    SPLIT: tl.constexpr, BLOCKS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Y[b, i, n] = mask(relu(sum_k X[b, i, k] W[b, k, n] + bias[b, n] + ADD[b, i // group, n])), b = run, member.
 
     ADD_TO_FIRST: ADD is for the first row of each group alone. SUMS[piece, b, n]: sums of Y over the rows of a tile.
     DOTS[piece, b, i]: products with WEIGHT[b, n] over the columns of a tile.
-    SPLIT: X and W are, their low numbers x_low and w_low further on; Y_SPLIT: so is Y.
+    SPLIT: X and W are, their low numbers x_low and w_low further on; Y_SPLIT: so is Y. BLOCKS: X and W are described as
+    rows of all members one after another, x_low and w_low count rows, and K is a multiple of BK.
     """
     tile, b = tl.program_id(0), tl.program_id(1).to(tl.int64)
     tiles_n = tl.cdiv(N, BN)
-    i = (tile // tiles_n) * BM + tl.arange(0, BM)
-    n = (tile % tiles_n) * BN + tl.arange(0, BN)
+    first_i, first_n = (tile // tiles_n) * BM, (tile % tiles_n) * BN
+    i, n = first_i + tl.arange(0, BM), first_n + tl.arange(0, BN)
     run, member = b // members, b % members
-    x = X + run * x_run + member * x_member
-    w = W + run * w_run + member * w_member
+    if not BLOCKS:
+        x = X + run * x_run + member * x_member
+        w = W + run * w_run + member * w_member
     inside_i, inside_n = i < rows, n < N
     inside = inside_i[:, None] & inside_n[None, :]
     if HAS_MASK:  # read while the product is computed
         active = tl.load(MASK + b * mask_batch + i[:, None] * mask_row + n[None, :], mask=inside, other=0.0)
     total = tl.zeros((BM, BN), dtype=tl.float32)
     for start in range(0, K, BK):
-        k = start + tl.arange(0, BK)
-        x_tile, inside_x = x + i[:, None] * x_row + k[None, :], inside_i[:, None] & (k < K)[None, :]
-        w_tile, inside_w = w + k[:, None] * w_k + n[None, :] * w_n, (k < K)[:, None] & inside_n[None, :]
-        if SPLIT:
-            x_high, x_rest = read_split(x_tile, x_low, inside_x)
-            w_high, w_rest = read_split(w_tile, w_low, inside_w)
+        if BLOCKS:
+            x_high, x_rest = read_block(X, tl.program_id(1) * rows + first_i, start, x_low)
+            w_high, w_rest = read_block(W, tl.program_id(1) * K + start, first_n, w_low)
             total = add_split_product(x_high, x_rest, w_high, w_rest, total)
         else:
-            x_here, w_here = tl.load(x_tile, mask=inside_x, other=0.0), tl.load(w_tile, mask=inside_w, other=0.0)
-            total = tl.dot(x_here, w_here, total, input_precision="ieee")
+            k = start + tl.arange(0, BK)
+            x_tile, inside_x = x + i[:, None] * x_row + k[None, :], inside_i[:, None] & (k < K)[None, :]
+            w_tile, inside_w = w + k[:, None] * w_k + n[None, :] * w_n, (k < K)[:, None] & inside_n[None, :]
+            if SPLIT:
+                x_high, x_rest = read_split(x_tile, x_low, inside_x)
+                w_high, w_rest = read_split(w_tile, w_low, inside_w)
+                total = add_split_product(x_high, x_rest, w_high, w_rest, total)
+            else:
+                x_here, w_here = tl.load(x_tile, mask=inside_x, other=0.0), tl.load(w_tile, mask=inside_w, other=0.0)
+                total = tl.dot(x_here, w_here, total, input_precision="ieee")
     if HAS_BIAS:
         total += tl.load(BIAS + run * bias_run + member * bias_member + n, mask=inside_n, other=0.0)[None, :]
     if HAS_ADD:
@@ -103,37 +121,46 @@ def _tall_product_kernel(
     X, Y, PRODUCT, SUMS,
     rows, K, N, members, rows_per_piece,
     x_run, x_member, x_row, x_low, y_low, product_piece, product_batch, sums_piece,
-    HAS_SUMS: tl.constexpr, SPLIT: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr,
+    HAS_SUMS: tl.constexpr, SPLIT: tl.constexpr, BLOCKS: tl.constexpr,
+    BK: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
     """PRODUCT[piece, b, k, n] = sum_i X[b, i, k] Y[b, i, n] over the rows of a piece; SUMS[piece, b, n] = sum_i Y.
 
     SPLIT: X and Y are, their low numbers x_low and y_low further on, and there are no sums: they would halve the speed.
+    BLOCKS: as in a linear map, and `rows` is a multiple of BR.
     """
     tile, b, piece = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     tiles_n = tl.cdiv(N, BN)
-    k = (tile // tiles_n) * BK + tl.arange(0, BK)
-    n = (tile % tiles_n) * BN + tl.arange(0, BN)
+    first_k, first_n = (tile // tiles_n) * BK, (tile % tiles_n) * BN
+    k, n = first_k + tl.arange(0, BK), first_n + tl.arange(0, BN)
     run, member = b // members, b % members
-    x, y = X + run * x_run + member * x_member, Y + b * rows * N
+    if not BLOCKS:
+        x, y = X + run * x_run + member * x_member, Y + b * rows * N
     inside_k, inside_n = k < K, n < N
-    first = piece * rows_per_piece
+    first = tl.program_id(2) * rows_per_piece
     end = tl.minimum(first + rows_per_piece, rows)
     total = tl.zeros((BK, BN), dtype=tl.float32)
     y_total = tl.zeros((BR, BN), dtype=tl.float32)
     for start in range(first, end, BR):
-        i = start + tl.arange(0, BR)
-        inside_i = i < end
-        x_tile, inside_x = x + i[None, :] * x_row + k[:, None], inside_i[None, :] & inside_k[:, None]
-        y_tile, inside_y = y + i[:, None] * N + n[None, :], inside_i[:, None] & inside_n[None, :]
-        if SPLIT:
-            x_high, x_rest = read_split(x_tile, x_low, inside_x)
-            y_high, y_rest = read_split(y_tile, y_low, inside_y)
-            total = add_split_product(x_high, x_rest, y_high, y_rest, total)
+        if BLOCKS:
+            row = tl.program_id(1) * rows + start
+            x_high, x_rest = read_block(X, row, first_k, x_low)
+            y_high, y_rest = read_block(Y, row, first_n, y_low)
+            total = add_split_product(x_high.T, x_rest.T, y_high, y_rest, total)
         else:
-            x_here, y_here = tl.load(x_tile, mask=inside_x, other=0.0), tl.load(y_tile, mask=inside_y, other=0.0)
-            total = tl.dot(x_here, y_here, total, input_precision="ieee")
-            if HAS_SUMS:
-                y_total += y_here
+            i = start + tl.arange(0, BR)
+            inside_i = i < end
+            x_tile, inside_x = x + i[None, :] * x_row + k[:, None], inside_i[None, :] & inside_k[:, None]
+            y_tile, inside_y = y + i[:, None] * N + n[None, :], inside_i[:, None] & inside_n[None, :]
+            if SPLIT:
+                x_high, x_rest = read_split(x_tile, x_low, inside_x)
+                y_high, y_rest = read_split(y_tile, y_low, inside_y)
+                total = add_split_product(x_high, x_rest, y_high, y_rest, total)
+            else:
+                x_here, y_here = tl.load(x_tile, mask=inside_x, other=0.0), tl.load(y_tile, mask=inside_y, other=0.0)
+                total = tl.dot(x_here, y_here, total, input_precision="ieee")
+                if HAS_SUMS:
+                    y_total += y_here
     product = PRODUCT + piece * product_piece + b * product_batch
     tl.store(product + k[:, None] * N + n[None, :], total, mask=inside_k[:, None] & inside_n[None, :])
     if HAS_SUMS and tile // tiles_n == 0:
@@ -144,6 +171,7 @@ NARROW = 16  # up to this many columns, a whole row is multiplied at once
 SHALLOW = 64  # factors of sums over fewer products are not split
 MANY_ROWS = 1024  # from this many on, cuBLAS computes weight gradients
 TILE = 64 * 64
+BLOCKS = 128, 128, 32, 8, 3  # a tile's rows, columns and depth, warps and stages where whole blocks are copied
 Strides = tuple[int, int, int]  # of rows that may be shared by members: run, member, row
 
 
@@ -174,6 +202,11 @@ def _is_large(batch: int, rows: int, columns: int, bf16x3: bool) -> bool:
     return batch * rows * columns >= (140 if bf16x3 else 220) * TILE
 
 
+def _is_vast(batch: int, rows: int, columns: int) -> bool:
+    """The same in bf16x3 of larger tiles."""
+    return batch * rows * columns >= 400 * TILE
+
+
 def _is_tall(batch: int, rows: int, depth: int, columns: int) -> bool:
     """The same for a product that sums over rows, possibly in pieces."""
     return min(depth, columns) > 32 and (batch * rows >= 8192 or batch * depth * columns >= 140 * TILE)
@@ -184,7 +217,7 @@ def _tiles(batch: int, rows: int, columns: int, bf16x3: bool) -> tuple[int, int,
     if columns <= NARROW:
         return 32, 16, 32, 4, 3
     if bf16x3:
-        return (64, 128, 32, 4, 3) if batch * rows * columns >= 400 * TILE else (64, 64, 32, 4, 3)
+        return (64, 128, 32, 4, 3) if _is_vast(batch, rows, columns) else (64, 64, 32, 4, 3)
     if not _is_large(batch, rows, columns, False):
         return 32, 32, 32, 4, 3
     return (128, 64, 32, 8, 3) if rows >= 1024 else (64, 64, 32, 4, 3)
@@ -235,6 +268,9 @@ def linear(
         x, weight = _split(x), _split(weight)
     tile_rows, tile_columns, tile_depth, warps, stages = _tiles(batch, rows, columns, bf16x3)
     tile_depth = 16 if depth <= 16 else tile_depth
+    blocks = bf16x3 and _is_vast(batch, rows, columns) and depth % 32 == 0 and can_describe(members, x, weight)
+    if blocks:
+        tile_rows, tile_columns, tile_depth, warps, stages = BLOCKS
     tiles = triton.cdiv(rows, tile_rows)
     tiles_across = triton.cdiv(columns, tile_columns)
     sums = products = y
@@ -244,12 +280,16 @@ def linear(
     if dots is not None:
         products = torch.empty(tiles_across, runs, members, rows, device=x.device, dtype=torch.float32)
         dots[1].append(products)
+    strides = *_strides(x), x.stride(0), *weight.stride()[-4:], weight.stride(0)
+    x_given, weight_given = x, weight
+    if blocks:
+        strides = 0, 0, 0, batch * rows, 0, 0, 0, 0, weight.stride(0) // columns
+        x_given, weight_given = describe(x, tile_rows, tile_depth), describe(weight, tile_depth, tile_columns)
     _linear_kernel[(tiles * tiles_across, batch)](
-        x, weight, bias if bias is not None else x,
+        x_given, weight_given, bias if bias is not None else x,
         add if add is not None else x, mask if mask is not None else x, dots[0] if dots else x, y, sums, products,
         rows, depth, columns, members, batch,
-        *_strides(x), x.stride(0),
-        *weight.stride()[-4:], weight.stride(0),
+        *strides,
         *bias_strides,
         *(_batch_and_row(add) if add is not None else (0, 0)), group,
         *(_batch_and_row(mask) if mask is not None else (0, 0)),
@@ -257,7 +297,7 @@ def linear(
         y.stride(0),
         bias is not None, add is not None, add_to_first, mask is not None, factor is not None,
         relu, tile_sums is not None, dots is not None, keep_split,
-        bf16x3, tile_rows, tile_columns, tile_depth, num_warps=warps, num_stages=stages,
+        bf16x3, blocks, tile_rows, tile_columns, tile_depth, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return y
 
@@ -318,7 +358,8 @@ def _tall_product(x: Tensor, y: Tensor, out: Tensor, sums: Tensor | None, bf16x3
         x, y = _split(x), _split(y)
     else:
         y = y.contiguous()
-    sizes = ((2 * tile if bf16x3 else tile, depth), (tile, columns))
+    blocks = bf16x3 and min(depth, columns) >= 128 and rows % 32 == 0 and can_describe(members, x, y)
+    sizes = ((2 * tile if bf16x3 else tile, depth), (2 * tile if blocks else tile, columns))
     tile_k, tile_n = (min(size, max(16, triton.next_power_of_2(width))) for size, width in sizes)
     tiles = triton.cdiv(depth, tile_k) * triton.cdiv(columns, tile_n) * batch
     # few tiles with many rows each would leave most of the GPU idle: rows are summed in pieces, then the pieces
@@ -330,11 +371,15 @@ def _tall_product(x: Tensor, y: Tensor, out: Tensor, sums: Tensor | None, bf16x3
         return torch.empty(pieces, *whole.shape, device=x.device, dtype=torch.float32) if pieces > 1 else whole[None]
 
     products, row_sums = in_pieces(out), in_pieces(sums) if sums is not None else out[None]
+    strides = *_strides(x), x.stride(0), y.stride(0)
+    if blocks:
+        strides = 0, 0, 0, batch * rows, batch * rows
+        x, y = describe(x, 32, tile_k), describe(y, 32, tile_n)
     _tall_product_kernel[(tiles // batch, batch, pieces)](
         x, y, products, row_sums,
         rows, depth, columns, members, rows_per_piece,
-        *_strides(x), x.stride(0), y.stride(0), products.stride(0), _batch_and_row(products[0])[0], row_sums.stride(0),
-        sums is not None, bf16x3, tile_k, tile_n, 32, num_warps=4, num_stages=3,
+        *strides, products.stride(0), _batch_and_row(products[0])[0], row_sums.stride(0),
+        sums is not None, bf16x3, blocks, tile_k, tile_n, 32, num_warps=8 if blocks else 4, num_stages=3,
     )  # fmt: skip
     if pieces > 1:
         torch.sum(products, 0, out=out)

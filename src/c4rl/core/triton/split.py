@@ -1,17 +1,30 @@
 """Numbers split into two bfloat16 ones for tensor cores: bf16x3 is the three products that matter."""
 
 from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+try:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+except ImportError:  # an older Triton
+    TensorDescriptor = None
+
 
 @triton.jit
 def read_split(X, distance, inside):
     """The high numbers at X, and the low ones `distance` further on."""
     return tl.load(X, mask=inside, other=0.0), tl.load(X + distance, mask=inside, other=0.0)
+
+
+@triton.jit
+def read_block(X, row, column, distance):
+    """The same of a described tensor, the low numbers `distance` rows further on."""
+    return X.load([row, column]), X.load([row + distance, column])
 
 
 @triton.jit
@@ -56,6 +69,27 @@ def split(x: Tensor) -> Tensor:
 def empty_split(shape: Sequence[int], device: torch.device) -> Tensor:
     """Where split numbers are to be written."""
     return torch.empty(2, *shape, device=device, dtype=torch.bfloat16)
+
+
+def can_describe(members: int, *tensors: Tensor) -> bool:
+    """Whether blocks of split tensors [2, R, M, rows, k] can be copied by the engine of Hopper and later GPUs."""
+    return (
+        TensorDescriptor is not None
+        and all(t.shape[2] == members and t[0].is_contiguous() for t in tensors)
+        and all(t.shape[-1] % 8 == 0 and t.stride(0) % t.shape[-1] == 0 for t in tensors)
+        and _copies_blocks(tensors[0].device)
+    )
+
+
+@cache
+def _copies_blocks(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device)[0] >= 9
+
+
+def describe(x: Tensor, rows: int, columns: int) -> Any:
+    """A split tensor as rows of k numbers, of which blocks are read."""
+    width = x.shape[-1]
+    return TensorDescriptor(x, [(x.stride(0) + x[0].numel()) // width, width], [width, 1], [rows, columns])
 
 
 @triton.jit
