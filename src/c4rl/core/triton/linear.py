@@ -58,7 +58,11 @@ def _linear_kernel(
         active = tl.load(MASK + b * mask_batch + i[:, None] * mask_row + n[None, :], mask=inside, other=0.0)
     total = tl.zeros((BM, BN), dtype=tl.float32)
     for start in range(0, K, BK):
-        if BLOCKS:
+        if BK == 1:
+            x_here = tl.load(x + i * x_row + start, mask=inside_i, other=0.0)
+            w_here = tl.load(w + start * w_k + n * w_n, mask=inside_n, other=0.0)
+            total += x_here[:, None] * w_here[None, :]
+        elif BLOCKS:
             x_high, x_rest = read_block(X, tl.program_id(1) * rows + first_i, start, x_low)
             w_high, w_rest = read_block(W, tl.program_id(1) * K + start, first_n, w_low)
             total = add_split_product(x_high, x_rest, w_high, w_rest, total)
@@ -168,6 +172,7 @@ def _tall_product_kernel(
 
 
 NARROW = 16  # up to this many columns, a whole row is multiplied at once
+FEW = 8  # so many products are summed one by one
 SHALLOW = 64  # factors of sums over fewer products are not split
 MANY_ROWS = 1024  # from this many on, cuBLAS computes weight gradients
 TILE = 64 * 64
@@ -267,7 +272,7 @@ def linear(
     if bf16x3:
         x, weight = _split(x), _split(weight)
     tile_rows, tile_columns, tile_depth, warps, stages = _tiles(batch, rows, columns, bf16x3)
-    tile_depth = 16 if depth <= 16 else tile_depth
+    tile_depth = 1 if depth <= FEW else 16 if depth <= 16 else tile_depth
     blocks = bf16x3 and _is_vast(batch, rows, columns) and depth % 32 == 0 and can_describe(members, x, weight)
     if blocks:
         tile_rows, tile_columns, tile_depth, warps, stages = BLOCKS
