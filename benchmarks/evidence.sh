@@ -7,43 +7,33 @@
 # SETS holds D4RL's rows as TASK.npz and recorded ones as c4rl/TASK.npz. OUTPUT keeps what a stopped job goes on from.
 # `cp -rs "$PWD/results/store" STORE` makes a store of links, in which the plain files are the new entries.
 # WORKERS (7) parts train at once, on DEVICE (cuda) in PRECISION (bf16x3). DRY=1 only lists what is missing.
-# Start `nvidia-cuda-mps-control -d` before: without MPS the parts take turns on the GPU instead of sharing it.
+# Start `nvidia-cuda-mps-control -d` before: without MPS the parts take turns on the GPU instead of sharing it. Parts of CQL fill a GPU
+# alone: two at once make no more updates. `c4rl bench table NAME --sets hopper` trains less at a time.
 set -uo pipefail
 
 c="TD3+BC + C4"
-locomotion() { # main's rows but for C4's, TD3+BC with plug-ins, CQL's small tables, C4's rows of main, the rest
+locomotion() { # C4's rows of main by preset, each with its control; what is cheap in between
   cat <<PARTS
-main|CQL
-main|A2PR
-main|TSRL
-main|IQL|IQL, normalised observations
-main|SORL|ReBRAC
-main|BPPO|BPPO, normalised observations
-main|DOGE
-c4-plugin|TD3+BC + LN|TD3+BC + DR3|$c|$c on gradients
-c4-exact-cql
-c4-weighted
-c4-screen
 main|CQL + C4, paper
 main|control: paper, K 1, λ 0
+c4-plugin|TD3+BC + LN|TD3+BC + DR3
+main|SORL|ReBRAC
+main|TSRL
+c4-exact-cql
+c4-screen
+cql-plugins
 effective-k
 lambda
 frequency
 alpha
 rows
+clusters
 main|CQL + C4, authors-fixed
 main|control: authors-fixed, K 1, λ 0
 c4-plugin|A2PR + C4
 c4-plugin|BPPO + C4
-c4-plugin|CQL + LN|CQL + DR3|CQL + C4
-clusters
 ingredients
 main|CQL + C4, authors|control: authors, K 1, λ 0
-best-rows
-c4-few-rows
-kitchen|CQL + C4
-values-parts
-mazes-parts
 PARTS
 }
 

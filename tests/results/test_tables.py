@@ -22,7 +22,7 @@ from c4rl.results.speed_tables import SPEED_TABLES
 from c4rl.results.statistics import mean_interval
 from c4rl.results.store import Entry, Store
 from c4rl.results.table_text import caption, csv, is_far, latex, markdown, rows_of, run_rows
-from c4rl.results.tables import Cell, fill, identities
+from c4rl.results.tables import Cell, ResultTable, fill, identities
 from tests.results.conftest import METHODS, TASKS, Trained, small_table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,6 +66,9 @@ def test_missing_runs_leave_gaps(trained: Trained) -> None:
     assert len(rows_of(alone, fill(alone, trained.store))) == 2
     with pytest.raises(InputError, match="--methods: found 'CQL', expected some of BC; TD3"):
         table.only(["CQL"])
+    assert table.on(["maze2d-open"]).runs == table.runs / 2 and table.on(None) is table
+    with pytest.raises(InputError, match="--sets: found 'hopper', expected the start of maze2d"):
+        table.on(["hopper"])
 
 
 def test_the_papers_numbers_stand_beside_ours_and_far_cells_are_marked(
@@ -190,7 +193,9 @@ def test_tables_share_their_runs() -> None:
     same |= {runs("rows")["CQL + C4, paper, 10k rows"], runs("alpha")["CQL + C4, paper, α 10.0"]}
     assert len(same) == 1
     assert runs("effective-k")["CQL + C4, K 20"] == clusters["CQL + C4, paper, K 20"]
-    assert runs("trace")["CQL + C4"] == runs("c4-plugin")["CQL + C4"]
+    assert runs("trace")["TD3+BC + C4"] == runs("c4-plugin")["TD3+BC + C4"]
+    assert runs("trace")["CQL + C4, paper"] == runs("c4-plugin")["CQL + C4, paper"] == runs("main")["CQL + C4, paper"]
+    assert runs("cql-plugins")["CQL"] == runs("c4-screen")["CQL"]
 
 
 @pytest.mark.parametrize("name", [*TABLES, *SPEED_TABLES, "index"])
@@ -241,13 +246,19 @@ def test_explanations_are_of_cells_that_exist() -> None:
     assert json.loads((tables.HERE / "explanations.json").read_text()).keys() <= cells
 
 
-def test_the_parts_of_evidence_are_rows_of_tables() -> None:
-    script = Path(__file__).resolve().parents[2] / "benchmarks" / "evidence.sh"
-    rows: dict[str, set[str]] = {}
+def test_the_parts_of_evidence_are_all_that_the_tables_lack() -> None:
+    def runs(table: ResultTable) -> set[str]:
+        return {
+            name
+            for method, task, config in table.wanted()
+            for name in identities(config, task, list(table.seeds_of(method)))
+        }
+
+    listed: set[str] = set()
     for name in ("locomotion", "domains"):
-        listed = subprocess.run([script, "list", name], capture_output=True, text=True, check=True).stdout
-        for table, *methods in (line.split("|") for line in listed.splitlines()):
-            chosen = get_table(table).only(methods or None)  # a wrong name is refused
-            rows.setdefault(table, set()).update(method.label for method in chosen.methods)
-    everything = {method.label for method in get_table("main").methods}
-    assert everything - rows["main"] == {"BC", "TD3+BC"}, "those are in the store"
+        command = [ROOT / "benchmarks" / "evidence.sh", "list", name]
+        lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+        for table, *methods in (line.split("|") for line in lines):
+            listed |= runs(get_table(table).only(methods or None))  # a wrong name is refused
+    wanted = set().union(*map(runs, TABLES.values()))
+    assert wanted - listed <= set(Store(ROOT / "results" / "store").by_identity())

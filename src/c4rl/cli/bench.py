@@ -39,6 +39,8 @@ class TableFlags(Options):
     """Stop after this long; the same command goes on from there."""
     methods: tuple[str, ...] | None = None
     """Only these rows of the table."""
+    sets: tuple[str, ...] | None = None
+    """Only sets whose names start so, such as hopper."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
     precision: Literal["fp32", "bf16x3"] = "fp32"
@@ -75,7 +77,7 @@ def table(arguments: Arguments) -> int:
             print(list_measurements(wanted))
             return 0
         return measure_missing(wanted, folder, flags.minutes, device=flags.device, precision=flags.precision)
-    store, chosen = Store(flags.store), get_table(flags.name, SPEED_TABLES).only(flags.methods)
+    store, chosen = Store(flags.store), get_table(flags.name, SPEED_TABLES).only(flags.methods).on(flags.sets)
     if flags.data is None and not flags.dry:
         raise InputError("--data: not given, expected the folder of the datasets, SET.npz")
     how = {"device": flags.device, "precision": flags.precision, "runs_per_launch": flags.runs_per_launch}

@@ -23,8 +23,8 @@ FIGURES = {
     for drawing in (
         Drawing("curves", curves, "main", SHOWN),
         *(
-            Drawing(f"curves-{name}", curves, "c4-plugin", (base, *(f"{base} + {p}" for p in ("LN", "DR3", "C4"))))
-            for name, base in (("cql", "CQL"), ("td3_bc", "TD3+BC"))
+            Drawing(f"curves-{name}", curves, table, (base, *(f"{base} + {p}" for p in ("LN", "DR3", "C4"))))
+            for name, table, base in (("cql", "cql-plugins", "CQL"), ("td3_bc", "c4-plugin", "TD3+BC"))
         ),
         Drawing("profiles", profiles, "main", SHOWN),
         Drawing(

@@ -12,14 +12,12 @@ from c4rl.results.catalogue.methods import (
     DIVERGENCE,
     PAPER,
     PAPER_CONTROL,
-    PAPER_CQL,
     PROXY,
     TD3BC,
     TD3BC_C4,
     by_rows,
     series_of,
     small_methods,
-    with_plugins,
 )
 from c4rl.results.catalogue.sets import EIGHT, NINE, ROBOTS, SCREENING, THREE
 from c4rl.results.tables import Method, ResultTable
@@ -151,7 +149,7 @@ TABLES = (
     ResultTable(
         "clusters",
         "CQL + C4, preset paper, by the number of clusters K",
-        (PAPER_CQL, *series_of(PAPER, "K", (1, 2, 3, 5, 7, 10, 20))),
+        (replace(PAPER_CONTROL, paper="CQL"), *series_of(PAPER, "K", (1, 2, 3, 5, 7, 10, 20))),
         tuple(dict.fromkeys((*THREE, *(f"{robot}-medium-expert-v2" for robot in ROBOTS[:3])))),
         paper="clusters",
         x="clusters K",
@@ -210,23 +208,13 @@ TABLES = (
     ResultTable(
         "rows",
         "Scores by the number of rows: whole trajectories of the sets, the same for every method",
-        (*by_rows(replace(TD3BC, label="TD3+BC")), *by_rows(PAPER_CQL), *by_rows(PAPER)),
+        (*by_rows(replace(TD3BC, label="TD3+BC")), *by_rows(PAPER_CONTROL), *by_rows(PAPER)),
         THREE,
         x="thousand rows",
         shows="figure of scores by data size",
-        headline=tuple(f"{label}, {rows}k rows" for label in ("CQL, paper", PAPER.label) for rows in (1, 10)),
+        headline=tuple(f"{label}, {rows}k rows" for label in (PAPER_CONTROL.label, PAPER.label) for rows in (1, 10)),
         note="10k: all rows of the set.",
         **SCREENING,
-    ),
-    ResultTable(
-        "trace",
-        "The trace that C4 penalises, on a fixed sample of 1,024 rows",
-        with_plugins(CQL),
-        EIGHT,
-        quantity="cross_covariance_trace_exact",
-        paper="",
-        shows="figure of the trace during training",
-        headline=("CQL", "CQL + LN", "CQL + DR3", "CQL + C4"),
     ),
     ResultTable(
         "inside",

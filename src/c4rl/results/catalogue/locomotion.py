@@ -17,7 +17,7 @@ from c4rl.results.catalogue.methods import (
     published,
     with_plugins,
 )
-from c4rl.results.catalogue.sets import EIGHT, TWENTY
+from c4rl.results.catalogue.sets import EIGHT, SCREENING, THREE, TWENTY
 from c4rl.results.tables import Method, ResultTable
 
 BASELINES = (
@@ -35,12 +35,14 @@ BASELINES = (
     CQL,
 )
 ON_GRADIENTS = replace(with_plugins(TD3BC)[-1], label="TD3+BC + C4 on gradients", options={}, paper=None)
+WITH_CONTROLS = tuple((c4, replace(control, seeds=None)) for c4, control in CONTROLLED)
+TD3BC_PLUGGED = (*with_plugins(TD3BC), ON_GRADIENTS)
 
 TABLES = (
     ResultTable(
         "main",
         "Locomotion sets of about 10,000 rows, algorithms with the settings of their own publications",
-        (*BASELINES, *itertools.chain(*((c4, replace(control, seeds=None)) for c4, control in CONTROLLED))),
+        (*BASELINES, *itertools.chain(*WITH_CONTROLS)),
         TWENTY,
         tasks_are_rows=True,
         shows="main table (10k rows)",
@@ -52,14 +54,33 @@ TABLES = (
         "c4-plugin",
         "Algorithms with the settings of their own publications, alone and with C4 (K 5, λ 0.3), LayerNorm and DR3",
         (
-            *(method for base in (TD3BC, CQL) for method in with_plugins(base)),
+            *TD3BC_PLUGGED,
             *(with_plugins(base)[i] for base in (BPPO_, A2PR) for i in (0, -1)),  # as the paper has them
-            ON_GRADIENTS,
+            *WITH_CONTROLS[0][::-1],
         ),
         EIGHT,
         shows="figures and tables of C4 as a plug-in",
-        headline=("TD3+BC", "TD3+BC + C4", "CQL", "CQL + C4"),
-        note="C4 is on features, as in the paper's experiments, but for the last row.",
+        headline=("TD3+BC", "TD3+BC + C4", ON_GRADIENTS.label, PAPER_CONTROL.label, PAPER.label),
+        note="C4 is on features, as in the paper's experiments, except where it is on gradients. CQL's rows are those "
+        "of the main table.",
+    ),
+    ResultTable(
+        "cql-plugins",
+        "CQL with its published settings, alone and with C4 (K 5, λ 0.3), LayerNorm and DR3",
+        (replace(CQL, seeds=5), *(replace(plugged, seeds=5) for plugged in with_plugins(CQL)[1:])),
+        THREE,
+        note="C4 is on features.",
+        **SCREENING,
+    ),
+    ResultTable(
+        "trace",
+        "The trace that C4 penalises, on a fixed sample of 1,024 rows",
+        (*TD3BC_PLUGGED, CQL, *WITH_CONTROLS[0][::-1]),
+        EIGHT,
+        quantity="cross_covariance_trace_exact",
+        paper="",
+        shows="figure of the trace during training",
+        headline=("TD3+BC", "TD3+BC + C4", ON_GRADIENTS.label, "CQL", PAPER_CONTROL.label, PAPER.label),
     ),
     ResultTable(
         "rebrac",

@@ -85,6 +85,4 @@ CQL = published("CQL", "cql")
 CONTROLLED = tuple(map(cql_c4, ("paper", "authors", "authors-fixed")))  # each with its control
 PAPER, PAPER_CONTROL = CONTROLLED[0]
 DIVERGENCE = cql_c4("paper-divergence")[0]
-# CQL with the networks and step sizes of the paper, without C4
-PAPER_CQL = Method("CQL, paper", "cql", ("none",), "paper", paper="CQL")
 TD3BC_C4 = Method("TD3+BC + C4", "td3_bc", ("c4",), options=PROXY | {"lambda_": 0.3, "actor_rows": "cluster"})
