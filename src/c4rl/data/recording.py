@@ -53,7 +53,7 @@ def record(
                 f"policy: found {policies[0]}, expected none: task '{task.name}' has a scripted controller"
             )
         path.parent.mkdir(parents=True, exist_ok=True)
-        arrays = maze_recording.transitions(task, size, seed)
+        arrays = maze_recording.transitions(task, size, seed, progress)
         metadata = {"name": _name(task), "behaviour": "waypoint controller"} | facts
         write_npz(path, arrays, metadata)
         return metadata
