@@ -18,15 +18,23 @@ CONTENT = bytes(range(256)) * 40
 
 class Handler(BaseHTTPRequestHandler):
     asked: list[str | None]
+    most: int | None  # bytes that it sends before it hangs up
+    page: bytes | None  # what it sends instead
 
     def do_GET(self) -> None:
         wanted = self.headers.get("Range")
         type(self).asked.append(wanted)
+        if self.page is not None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(self.page)))
+            self.end_headers()
+            self.wfile.write(self.page)
+            return
         start = int(wanted.removeprefix("bytes=").removesuffix("-")) if wanted else 0
         self.send_response(206 if wanted else 200)
         self.send_header("Content-Length", str(len(CONTENT) - start))
         self.end_headers()
-        self.wfile.write(CONTENT[start:])
+        self.wfile.write(CONTENT[start:][: self.most])
 
     def log_message(self, *_: object) -> None:
         pass
@@ -35,7 +43,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def published(monkeypatch: pytest.MonkeyPatch) -> Iterator[PublishedFile]:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    Handler.asked = []
+    Handler.asked, Handler.most, Handler.page = [], None, None
     server = HTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
@@ -52,6 +60,23 @@ def test_an_interrupted_download_goes_on_where_it_was(published: PublishedFile, 
     assert (tmp_path / "a.hdf5").read_bytes() == CONTENT
     assert Handler.asked == ["bytes=1000-"]
     assert [path.name for path in tmp_path.iterdir()] == ["a.hdf5"]
+
+
+def test_a_server_that_hangs_up_leaves_something_to_go_on_with(published: PublishedFile, tmp_path: Path) -> None:
+    Handler.most = 6000
+    with pytest.raises(InputError, match=r"stopped after 6,000 of 10,240 bytes\); run the command again to go on with"):
+        download(published, tmp_path / "a.hdf5")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.hdf5.part"]
+    download(published, tmp_path / "a.hdf5")
+    assert (tmp_path / "a.hdf5").read_bytes() == CONTENT and Handler.asked == [None, "bytes=6000-"]
+
+
+def test_a_page_instead_of_the_file_spoils_no_begun_download(published: PublishedFile, tmp_path: Path) -> None:
+    (tmp_path / "a.hdf5.part").write_bytes(CONTENT[:1000])
+    Handler.page = b"Down for maintenance"
+    with pytest.raises(InputError, match=r"hopper\.hdf5: found 20 bytes, expected 10,240"):
+        download(published, tmp_path / "a.hdf5")
+    assert (tmp_path / "a.hdf5.part").read_bytes() == CONTENT[:1000]
 
 
 def test_other_bytes_than_published_are_refused(published: PublishedFile, tmp_path: Path) -> None:

@@ -18,8 +18,9 @@ def load(path: Path) -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
-    path = tmp_path_factory.mktemp("recorded") / "umaze.npz"
-    record("maze2d-umaze-dense-v1", 10_000, seed=0, path=path)
+    path, told = tmp_path_factory.mktemp("recorded") / "umaze.npz", []
+    record("maze2d-umaze-dense-v1", 10_000, seed=0, path=path, progress=lambda *done: told.append(done))
+    assert told == [(rows, 10_000) for rows in range(2000, 10_001, 2000)]
     return load(path)
 
 

@@ -100,6 +100,9 @@ def test_all_locomotion_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest
     assert (tmp_path / "alone.npz").read_bytes() == paths[1].read_bytes()
     with pytest.raises(InputError, match=r"hopper-medium\.npz: found c4rl/hopper-medium with .*'seed': 5"):
         record_all_locomotion(120, 6, tmp_path / "sets", 0)
+    monkeypatch.setattr(recording, "simulator", lambda task: "another")
+    with pytest.raises(InputError, match=r"expected c4rl/hopper-medium with .*'environment': 'another'"):
+        record_all_locomotion(120, 5, tmp_path / "sets", 0)
 
 
 def test_without_agents_a_policy_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,13 +110,20 @@ def test_a_file_of_another_version_is_refused(
     assert not (tmp_path / "page.html").exists()
 
 
-def test_policies_of_a_maze_are_drawn(tmp_path: Path) -> None:
+def test_policies_of_a_maze_are_drawn_and_recorded_rows_keep_their_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data, job, page = tmp_path / "maze.npz", tmp_path / "job", tmp_path / "page.html"
     assert run("data", "record", "maze2d-umaze-dense-v1", "--size", "300", "--output", data) == 0
     usual = ["--dataset", data, "--task", "maze2d-umaze-dense-v1", "--updates", "2", "--eval-every", "2"]
     assert run("train", *usual, "--eval-episodes", "1", *SMALL, "--threads", "1", "--output", job) == 0
     assert run("report", job, "--output", page) == 0
     assert "Policies" in sections_of(page) and "data:image/png;base64," in page.read_text("utf-8")
+    name = "c4rl/maze2d-umaze-dense"
+    assert f"trained on {name}\n" in re.sub(" +\n", "\n", capsys.readouterr().out), "below the table of train"
+    assert f'<th class="words" scope="row">name</th><td class="words">{name}</td>' in page.read_text("utf-8")
+    assert run("export", job, "--output", tmp_path / "policy.npz") == 0
+    assert f"| name | `{name}` |" in (tmp_path / "policy.npz.md").read_text()
 
 
 def test_frames_of_a_robot_are_drawn_where_mujoco_renders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from c4rl.cli.engine import EngineFlags, engine_of, on_ray
 from c4rl.cli.parsing import NOT_GIVEN, Arguments, flags_of, free_folder, parse
@@ -217,6 +218,8 @@ def print_summary(summary: dict[str, Any], console: Console | None = None) -> No
 
     console = console or Console()
     groups = summary.get("groups", [summary | {"name": ""}])
+    facts = summary.get("dataset", [])
+    datasets = facts if isinstance(facts, list) else [facts]
     legend = [f"{MARK} {run['name']}: {describe_failure(run['failed'])}" for run in summary["runs"] if run["failed"]]
 
     def marked(group: dict[str, Any], values: Sequence[float], digits: str) -> list[str]:
@@ -233,13 +236,14 @@ def print_summary(summary: dict[str, Any], console: Console | None = None) -> No
             for name, values in group["last"].items():
                 say(f"{prefix}{name.replace('_', ' ')} per seed: {' '.join(marked(group, values, '.4g'))}")
             _say_selected(say, prefix, group)
-        datasets = summary["dataset"] if isinstance(summary["dataset"], list) else [summary["dataset"]]
         for name in groups[0]["last"]:
             say(f"{name.replace('_', ' ')}: {explain_held_out(name, datasets)}")
     else:
         tasks = summary["task"] if isinstance(summary["task"], str) else " and ".join(summary["task"])
         method = " + ".join([summary["algorithm"], *summary["plugins"]])
-        table = Table(title=f"{method} on {tasks} ({summary['score']})", title_justify="left")
+        table = Table(title=f"{method} on {tasks} ({summary['score']})", title_justify="left", caption_justify="left")
+        if names := dict.fromkeys(one["name"] for one in datasets if "name" in one):
+            table.caption = Text(printable(f"trained on {', '.join(names)}"))
         named = ["runs"] if len(groups) > 1 else []
         few = len(summary["seeds"]) <= SEEDS_SHOWN
         spread = [f"seed {seed}" for seed in summary["seeds"]] if few else ["lowest", "highest"]

@@ -6,6 +6,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
+from http.client import HTTPException
 from importlib.resources import files
 from pathlib import Path
 
@@ -78,12 +79,16 @@ def _append(file: PublishedFile, part: Path, done: int, progress: Callable[[int,
         with urllib.request.urlopen(request, timeout=TIMEOUT) as reply:
             if reply.status != 206:  # the server sends all of it
                 done = 0
+            if reply.length is not None and done + reply.length != file.size:  # keep what is there
+                raise InputError(f"{file.url}: found {done + reply.length:,} bytes, expected {file.size:,}")
             with part.open("ab" if done else "wb") as output:
                 while done <= file.size and (chunk := reply.read(CHUNK)):
                     output.write(chunk)
                     done += len(chunk)
                     progress(done, file.size)
-    except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
+        if done < file.size:
+            raise ConnectionError(f"the server stopped after {done:,} of {file.size:,} bytes")
+    except (urllib.error.URLError, TimeoutError, ConnectionError, HTTPException) as error:
         raise InputError(
             f"{file.url}: cannot be downloaded now ({reason(error)}); run the command again to go on with {part}"
         ) from error

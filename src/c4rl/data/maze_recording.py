@@ -8,6 +8,8 @@ In D4RL's files a row's reward is that of the position it starts from; here, as 
 position the step reaches: a TD target needs r(s, a, s').
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 from c4rl.core.array import Array
@@ -15,9 +17,11 @@ from c4rl.data.assembly import number_trajectories
 from c4rl.environments.tasks import Task
 
 ACTION_NOISE = 0.5
+TOLD_EVERY = 2000  # rows: a twentieth of a second
 
 
-def transitions(task: Task, size: int, seed: int) -> dict[str, Array]:
+def transitions(task: Task, size: int, seed: int, progress: Callable[[int, int], None]) -> dict[str, Array]:
+    """A dataset's arrays. progress: (rows recorded, rows to record)."""
     # imported here: reading data needs no simulator
     from c4rl.environments.maze2d import Maze2D
     from c4rl.environments.waypoint_controller import WaypointController
@@ -42,6 +46,8 @@ def transitions(task: Task, size: int, seed: int) -> dict[str, Array]:
         observations[t + 1], rewards[t], *_ = environment.step(actions[t])
         timeouts[t] = arrived or steps_to_goal >= task.horizon
         steps_to_goal = None if timeouts[t] else steps_to_goal + 1
+        if (t + 1) % TOLD_EVERY == 0:
+            progress(t + 1, size)
 
     last = timeouts | (np.arange(size) == size - 1)
     next_actions = np.where(last[:, None], 0, np.roll(actions, -1, axis=0))

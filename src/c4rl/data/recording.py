@@ -53,7 +53,7 @@ def record(
                 f"policy: found {policies[0]}, expected none: task '{task.name}' has a scripted controller"
             )
         path.parent.mkdir(parents=True, exist_ok=True)
-        arrays = maze_recording.transitions(task, size, seed)
+        arrays = maze_recording.transitions(task, size, seed, progress)
         metadata = {"name": _name(task), "behaviour": "waypoint controller"} | facts
         write_npz(path, arrays, metadata)
         return metadata
@@ -81,11 +81,12 @@ def record_all_locomotion(
 ) -> list[Path]:
     """Write every locomotion set of the paper's table as FOLDER/SET.npz; those that are there already are kept."""
     paths = {name: folder / f"{name}.npz" for name in locomotion_sets()}
-    expected = {"size": size, "seed": seed, "c4rl": __version__}
     for name, path in paths.items():
         if not path.exists():
             continue
-        metadata = load_dataset(path, task=set_of(name)[0]).metadata
+        task, _ = set_of(name)
+        expected = {"size": size, "seed": seed, "c4rl": __version__, "environment": simulator(task)}
+        metadata = load_dataset(path, task=task).metadata
         found = {key: metadata.get(key) for key in expected}
         if found != expected or metadata.get("name") != f"c4rl/{name}":
             raise InputError(f"{path}: found {metadata.get('name')} with {found}, expected c4rl/{name} with {expected}")

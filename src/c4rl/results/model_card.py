@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from c4rl.core.curves import late_mean
-from c4rl.core.errors import InputError
+from c4rl.core.errors import InputError, printable
 from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.core.typed_json import jsonable
 from c4rl.core.version import __version__
@@ -192,6 +192,7 @@ def _data(found: Provenance) -> str:
     facts, config = found.dataset_facts(), found.config
     rows = {
         "file": f"`{config.dataset[0].name}`",
+        **({"name": f"`{printable(str(facts['name']))}`"} if "name" in facts else {}),
         "sha256": f"`{found.sha256}`",
         "rows trained on": _count(facts.get("rows")),
         "rows in the file": _count(facts.get("file_rows")),

@@ -39,7 +39,8 @@ def _card(page: Page, config: TrainConfig, path: Path, task_name: str, digest: s
         return
     if digest is not None and digest != d["sha256"]:
         page.text(f"{name}: its bytes changed since the job.", kind="fault")
-    shown = {
+    shown = {"name": d["name"]} if d["name"] else {}
+    shown |= {
         "rows": d["rows"],
         "trajectories": d["trajectories"],
         "observations": d["observation_dim"],
