@@ -43,7 +43,7 @@ WAY = Way(os.environ.get("KERNELS_BY", "gpu"))
 USED_BY_ALL = {  # in training with C4
     "random._draw_kernel",
     "linear._linear_kernel",
-    "linear._tall_product_kernel",
+    "tall_product._tall_product_kernel",
     "covariance._centre_kernel",
     "adam._adam_kernel",
 }
@@ -62,8 +62,8 @@ def way() -> Iterator[Way]:
 @pytest.fixture
 def all_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter's few rows are treated as many are."""
-    for name in ("_is_large", "_is_vast", "_is_tall") if WAY.name == "interpreter" else ():
-        monkeypatch.setattr(WAY.kernels("linear"), name, lambda *sizes: True)
+    for name in ("is_large", "is_vast", "is_tall") if WAY.name == "interpreter" else ():
+        monkeypatch.setattr(WAY.kernels("tiles"), name, lambda *sizes: True)
     if WAY.name == "interpreter":
         monkeypatch.setattr(WAY.kernels("mlp"), "MANY_ROWS", 1)
 
@@ -274,13 +274,17 @@ def test_the_cross_covariance_penalty(way: Way, members: int, mask: str, beta: f
     way.within(1e-5, fused, plain)
 
 
-@needs("subspace", "linear")
+@needs("subspace", "tall_product")
 def test_principal_directions(way: Way) -> None:
     runs, count, width, wanted = way.sized((3, 2000, 64, 8), (2, 300, 20, 4))
     rows = way.normal(runs, count, width) * torch.logspace(0, -3, width, device=way.device)
     fused = principal_directions(rows, wanted)
     if way.computes:  # zeros prove nothing, and the plain code takes over
-        assert {"subspace._orthonormal_kernel", "subspace._eigen_kernel", "linear._tall_product_kernel"} <= way.used
+        assert {
+            "subspace._orthonormal_kernel",
+            "subspace._eigen_kernel",
+            "tall_product._tall_product_kernel",
+        } <= way.used
     with ops.kernels(False):
         plain = principal_directions(rows, wanted)
     way.close(fused.kept_variance, plain.kept_variance, rtol=1e-4, atol=0)
@@ -392,7 +396,7 @@ def test_weight_gradients_of_linear_maps(way: Way, rows: int) -> None:
     gradient = part_of_rows(way, 2, 2, rows, 40, seed=1)
     for x, all_x in ((shared, shared.unsqueeze(1)), (own, own)):
         whole, bias = torch.zeros(2, 2, 23, 40, device=way.device), torch.zeros(2, 2, 40, device=way.device)
-        way.kernels("linear").weight_gradient(x, gradient, whole[:, :, 3:], bias=bias)
+        way.kernels("tall_product").weight_gradient(x, gradient, whole[:, :, 3:], bias=bias)
         way.within(1e-6, (whole[:, :, 3:], bias), (all_x.double().mT @ gradient.double(), gradient.double().sum(2)))
         assert not whole[:, :, :3].any()
     way.note("cuBLAS")  # which is all of 1030 rows
@@ -406,7 +410,7 @@ def test_products_in_each_precision(way: Way, mode: str, bound: float) -> None:
 
     Tensor cores cut sums off where float32 is rounded, so that an error remains that grows with the number of terms.
     """
-    linear, weight_gradient = way.kernels("linear").linear, way.kernels("linear").weight_gradient
+    linear, weight_gradient = way.kernels("linear").linear, way.kernels("tall_product").weight_gradient
     rows, columns = way.sized((2100, 208), (100, 72))
     own, shared = way.normal(2, 2, rows, 80), way.normal(2, rows, 90)[..., 4:84]  # by members, columns of packed rows
     gradient = way.normal(2, 2, rows, columns, seed=1)
@@ -437,7 +441,7 @@ def test_products_of_whole_blocks(way: Way, columns: int) -> None:
     dot, sums, dots = way.normal(3, 2, columns, seed=4), [], []
     found = own.linear(split(x), second, mask=mask, tile_sums=sums, dots=(dot, dots), keep_split=True, bf16x3=True)
     of_weight = torch.zeros(3, 2, 128, columns, device=way.device)
-    own.weight_gradient(split(x), split(y), of_weight, bf16x3=True)
+    way.kernels("tall_product").weight_gradient(split(x), split(y), of_weight, bf16x3=True)
     exact = (x.double() @ weights[1].double()) * (mask > 0)
     products = (exact.sum(2), (exact * dot.unsqueeze(2)).sum(3), x.double().mT @ y.double())
     way.within(1e-4, (found.double().sum(0), sums[0].sum(0), dots[0].sum(0), of_weight), (exact, *products))

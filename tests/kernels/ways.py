@@ -27,7 +27,6 @@ from triton.language.extra import libdevice
 from triton.runtime import interpreter
 from triton.runtime.interpreter import GridExecutor, InterpretedFunction, InterpreterBuilder, TensorHandle
 from triton.runtime.jit import JITFunction
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from c4rl.core import networks, ops
 from c4rl.core.ops import mlp as networks_op
@@ -189,7 +188,7 @@ def _compiled(way: Way) -> Iterator[None]:
             value = values[parameter.name]
             if parameter.is_constexpr or (isinstance(value, int) and value == 1):
                 signature[parameter.name], constants[(place,)] = "constexpr", value
-            elif isinstance(value, TensorDescriptor):
+            elif hasattr(value, "block_shape"):  # a described tensor
                 signature[parameter.name] = f"tensordesc<{TYPES[value.base.dtype]}{value.block_shape}>"
             elif isinstance(value, Tensor):
                 signature[parameter.name], aligned[(place,)] = f"*{TYPES[value.dtype]}", [["tt.divisibility", 16]]

@@ -40,7 +40,7 @@ def jacobian_vector_product(x: Tensor, v: Tensor, layers: Layers) -> tuple[Tenso
     """
     output, hidden = stacked_mlp(x, None, layers)
     weights = layers[0]
-    if own := _kernels(x, False):
+    if _kernels(x, False) and (own := ops.kernels_for(x, "tangents")):
         return output.squeeze(1), own.tangents(v, weights, hidden, ops.bf16x3()).squeeze(1)
     for w, h in zip(weights[:-1], hidden, strict=True):
         v = torch.bmm(v, w.squeeze(1)) * (h.squeeze(1).detach() > 0)
@@ -132,6 +132,6 @@ def proven(own: ModuleType, device: torch.device, layer_norm: bool, bf16x3: bool
 
 def transposed_product(x: Tensor, y: Tensor) -> Tensor:
     """xᵀ y of many rows [..., rows, in] and [..., rows, out] -> [..., in, out]."""
-    if x.dim() == 3 and (own := ops.kernels_for(x, "linear")):
+    if x.dim() == 3 and (own := ops.kernels_for(x, "tall_product")):
         return own.tall_product(x, y)
     return x.mT @ y

@@ -11,9 +11,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from c4rl.core.triton.layer_norm import norm_relu, norm_relu_gradient
-from c4rl.core.triton.linear import MANY_ROWS, NARROW, kept_split, linear, splits, sums_with_product, weight_gradient
+from c4rl.core.triton.linear import linear
 from c4rl.core.triton.output import output_gradient
 from c4rl.core.triton.split import as_one, flipped, high, is_split, split
+from c4rl.core.triton.tall_product import sums_with_product, weight_gradient
+from c4rl.core.triton.tiles import MANY_ROWS, NARROW, kept_split, splits
 
 ALIGNMENT = 16
 
@@ -62,7 +64,7 @@ def _evaluate(
     biases, last = layers.biases, len(layers.weights) - 1
     rows, weights = (x if actions is None else actions).shape[-2], layers.weights
     if bf16x3:
-        weights = [weights[0], *_in_groups(weights[1:], partial(_split_if_large, rows=rows))]
+        weights = [weights[0], *in_groups(weights[1:], partial(_split_if_large, rows=rows))]
     fused, output = _output_is_fused(layers, rows), None
     for layer in range(last + (not fused)):
         norm, relu = bool(layers.gains) and layer < last, layer < last and not layers.gains
@@ -106,7 +108,7 @@ def _output_is_fused(layers: Layers, rows: int) -> bool:
     return one and (bool(layers.gains) or rows >= MANY_ROWS)
 
 
-def _in_groups(weights: Sequence[Tensor], prepare: Callable[[Tensor], Sequence[Tensor]]) -> list[Tensor]:
+def in_groups(weights: Sequence[Tensor], prepare: Callable[[Tensor], Sequence[Tensor]]) -> list[Tensor]:
     """Apply `prepare` to consecutive weights of one shape as [L, R, M, in, out]; the results layer by layer."""
     groups = [list(group) for _, group in itertools.groupby(weights, lambda weight: weight.shape)]
     return [tensor for group in groups for tensor in prepare(as_one(group))]
@@ -118,7 +120,7 @@ def _split_if_large(weights: Tensor, rows: int) -> Sequence[Tensor]:
     return split(weights.contiguous()).unbind(1) if large else weights.unbind()
 
 
-def _flip(weights: Tensor, rows: int, bf16x3: bool) -> Sequence[Tensor]:
+def flip(weights: Tensor, rows: int, bf16x3: bool) -> Sequence[Tensor]:
     """Transposes for the backward pass: reading weights across rows is slow, unless there are few rows or columns."""
     _, runs, members, depth, columns = weights.shape
     if min(depth, columns) <= NARROW:
@@ -151,9 +153,9 @@ class _StackedMLP(torch.autograd.Function):
         aside.wait_stream(main)
         rows, first = (x if actions is None else actions).shape[-2], layers.weights[0].split(ctx.widths, dim=2)
         with torch.cuda.stream(aside):
-            ctx.flipped = _in_groups(layers.weights[1:], partial(_flip, rows=rows, bf16x3=bf16x3))
+            ctx.flipped = in_groups(layers.weights[1:], partial(flip, rows=rows, bf16x3=bf16x3))
             ctx.first = [
-                _flip(w.unsqueeze(0), rows, False)[0] if needs else None
+                flip(w.unsqueeze(0), rows, False)[0] if needs else None
                 for w, needs in zip(first, ctx.needs_input_grad, strict=False)
             ]
         evaluated = _evaluate(x, actions, layers, epsilon, factors, bf16x3)
@@ -272,15 +274,15 @@ class _StackedMLP(torch.autograd.Function):
             keep(0, x, dz, sums)
             if needs[0]:
                 dx = linear(dz, ctx.first[0], bf16x3=bf16x3)
-                dx = _over_members(dx) if x.dim() == 3 else dx
+                dx = over_members(dx) if x.dim() == 3 else dx
         else:
             per_state = dz.unflatten(2, (x.shape[-2], -1)).sum(3) if needs[0] or trains else dz
             if trains:
                 of_states, of_actions = weights[0].split(ctx.widths, dim=2)
                 weight_gradient(x, per_state, of_states, bias=own_bias(0, sums), bf16x3=bf16x3)
                 weight_gradient(actions, dz, of_actions, bf16x3=bf16x3)
-            dx = _over_members(linear(per_state, ctx.first[0], bf16x3=bf16x3)) if needs[0] else None
-            dactions = _over_members(linear(dz, ctx.first[1], bf16x3=bf16x3)) if needs[1] else None
+            dx = over_members(linear(per_state, ctx.first[0], bf16x3=bf16x3)) if needs[0] else None
+            dactions = over_members(linear(dz, ctx.first[1], bf16x3=bf16x3)) if needs[1] else None
         if held:
             main.wait_stream(aside)
         untouched = [depth - 1, 2 * depth - 1] if output is None else []  # of the output's layer
@@ -288,54 +290,12 @@ class _StackedMLP(torch.autograd.Function):
         return dx, dactions, None, None, None, None, None, *found
 
 
-class _Tangents(torch.autograd.Function):
-    """v, weights and then hidden layers -> J·v; see `tangents`."""
-
-    @staticmethod
-    def forward(ctx: Any, v: Tensor, bf16x3: bool, *tensors: Tensor) -> Tensor:
-        last = len(tensors) // 2
-        weights, hidden = tensors[: last + 1], tensors[last + 1 :]
-        results = [v]
-        for layer, weight in enumerate(weights[:-1]):
-            keep_split = bf16x3 and kept_split(weight.shape[0] * weight.shape[1], v.shape[-2], weight.shape[3])
-            results.append(linear(results[-1], weight, mask=hidden[layer], bf16x3=bf16x3, keep_split=keep_split))
-        ctx.save_for_backward(*tensors, *results)
-        ctx.bf16x3 = bf16x3
-        return linear(results[-1], weights[-1], bf16x3=bf16x3)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, output: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        last, bf16x3 = len(ctx.saved_tensors) // 3, ctx.bf16x3
-        weights, hidden = ctx.saved_tensors[: last + 1], ctx.saved_tensors[last + 1 : 2 * last + 1]
-        results, dz = ctx.saved_tensors[2 * last + 1 :], output.contiguous()
-        back = _in_groups(weights[1:], partial(_flip, rows=dz.shape[-2], bf16x3=bf16x3))
-        gradients = [torch.empty_like(weight) for weight in weights]
-        for layer in range(last, 0, -1):
-            weight_gradient(results[layer], dz, gradients[layer], bf16x3=bf16x3)
-            form: dict[str, Any] = {"bf16x3": bf16x3, "keep_split": is_split(results[layer - 1])}
-            dz = linear(dz, back[layer - 1], mask=hidden[layer - 1], **form)
-        weight_gradient(results[0], dz, gradients[0], bf16x3=bf16x3)
-        dv = None
-        if ctx.needs_input_grad[0]:
-            dv = _over_members(linear(dz, _flip(weights[0].unsqueeze(0), dz.shape[-2], False)[0], bf16x3=bf16x3))
-        return dv, None, *gradients, *([None] * last)
-
-
-def tangents(v: Tensor, weights: Sequence[Tensor], hidden: Sequence[Tensor], bf16x3: bool = False) -> Tensor:
-    """J·v of a ReLU MLP with these hidden layers [R, M, rows, width], v [R, rows, in] -> [R, M, rows, out].
-
-    The ReLUs' slopes are piecewise constant: no gradient flows into the hidden layers.
-    """
-    return _Tangents.apply(v, bf16x3, *weights, *(h.detach() for h in hidden))
-
-
 def _every(hidden: Tensor, count: int) -> Tensor:
     """Every n-th row of a hidden layer, or its high numbers."""
     return high(hidden) if count == 1 else high(hidden)[:, :, ::count]
 
 
-def _over_members(x: Tensor) -> Tensor:
+def over_members(x: Tensor) -> Tensor:
     """Sum over members, [R, M, ...] -> [R, ...]."""
     return x.sum(1) if x.shape[1] > 1 else x.squeeze(1)
 
