@@ -2,20 +2,21 @@
 # Fills the results store on one GPU, what is worth most first; stop it at any time and run it again to go on.
 #   benchmarks/evidence.sh record SETS POLICIES DEMONSTRATIONS       the recorded sets of docs/domains.md, into SETS
 #   benchmarks/evidence.sh train LIST SETS SECONDS [STORE] [OUTPUT]  what the tables lack; LIST: locomotion or domains
-#   benchmarks/evidence.sh list LIST                                 its parts, in order: a table and some of its methods
+#   benchmarks/evidence.sh list LIST                                 its parts, in order: TABLE[@START OF SETS][|METHOD...]
 # Record with MuJoCo 3.11.0. POLICIES: folder of D4RL's Adroit policies, DEMONSTRATIONS: hand_dapg's door demonstrations as npz (benchmarks/door_human.py).
 # SETS holds D4RL's rows as TASK.npz and recorded ones as c4rl/TASK.npz. OUTPUT keeps what a stopped job goes on from.
 # `cp -rs "$PWD/results/store" STORE` makes a store of links, in which the plain files are the new entries.
 # WORKERS (7) parts train at once, on DEVICE (cuda) in PRECISION (bf16x3). DRY=1 only lists what is missing.
 # Start `nvidia-cuda-mps-control -d` before: without MPS the parts take turns on the GPU instead of sharing it. Parts of CQL fill a GPU
-# alone: two at once make no more updates. `c4rl bench table NAME --sets hopper` trains less at a time.
+# alone: two at once make no more updates, so that WORKERS=1 finishes more of them in a limited time.
 set -uo pipefail
 
 c="TD3+BC + C4"
 locomotion() { # C4's rows of main by preset, each with its control; what is cheap in between
   cat <<PARTS
-main|CQL + C4, paper
-main|control: paper, K 1, λ 0
+main@walker2d|CQL + C4, paper|control: paper, K 1, λ 0
+main@halfcheetah|CQL + C4, paper
+main@halfcheetah|control: paper, K 1, λ 0
 c4-plugin|TD3+BC + LN|TD3+BC + DR3
 main|SORL|ReBRAC
 main|TSRL
@@ -28,12 +29,15 @@ frequency
 alpha
 rows
 clusters
-main|CQL + C4, authors-fixed
-main|control: authors-fixed, K 1, λ 0
+main@hopper|CQL + C4, authors-fixed|control: authors-fixed, K 1, λ 0
+main@walker2d|CQL + C4, authors-fixed|control: authors-fixed, K 1, λ 0
+main@halfcheetah|CQL + C4, authors-fixed|control: authors-fixed, K 1, λ 0
 c4-plugin|A2PR + C4
 c4-plugin|BPPO + C4
 ingredients
-main|CQL + C4, authors|control: authors, K 1, λ 0
+main@hopper|CQL + C4, authors|control: authors, K 1, λ 0
+main@walker2d|CQL + C4, authors|control: authors, K 1, λ 0
+main@halfcheetah|CQL + C4, authors|control: authors, K 1, λ 0
 PARTS
 }
 
@@ -73,15 +77,15 @@ record() {
   [ -e "$sets/door-human-v1.npz" ] || python benchmarks/door_human.py "$demonstrations" "$sets/door-human-v1.npz"
 }
 
-part() { # TABLE[|METHOD...]; its first failed job ends it
-  local words table left=$((END - $(date +%s))) file job code stopped=0
+part() { # TABLE[@SETS][|METHOD...]; its first failed job ends it
+  local words table sets left=$((END - $(date +%s))) file job code stopped=0
   IFS='|' read -ra words <<<"$1"
-  table=${words[0]}
+  IFS='@' read -r table sets <<<"${words[0]}"
   [ "$left" -lt 15 ] && echo "$1: no time left" && return 0
   file=$(mktemp)
   python -m c4rl bench table "$table" --data "$SETS" --store "$STORE" --output "$OUTPUT" --device "${DEVICE:-cuda}" \
     --precision "${PRECISION:-bf16x3}" --minutes "$(python -c "print($left / 60)")" ${DRY:+--dry} \
-    ${words[1]:+--methods "${words[@]:1}"} >"$file" 2>&1 &
+    ${sets:+--sets "$sets"} ${words[1]:+--methods "${words[@]:1}"} >"$file" 2>&1 &
   job=$!
   trap 'stopped=255; kill -INT $job' TERM # 255: xargs starts no other part
   while kill -0 $job 2>/dev/null; do
