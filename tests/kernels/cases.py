@@ -628,10 +628,11 @@ def test_jacobian_vector_products(way: Way, mode: str) -> None:
 
 @needs("mlp")
 @pytest.mark.parametrize("mode", ops.OFFERED)
+@pytest.mark.parametrize("outputs", [3, 1])
 @pytest.mark.usefixtures("all_large")
-def test_dropout(way: Way, mode: str) -> None:
+def test_dropout(way: Way, outputs: int, mode: str) -> None:
     rows, width = way.sized((4500, 200), (40, 70))
-    mlp = StackedMLP(Stack((0, 1), 7, 2, way.device), "net", (7, width, width, width, 3))
+    mlp = StackedMLP(Stack((0, 1), 7, 2, way.device), "net", (7, width, width, width, outputs))
     x, streams = way.normal(2, rows, 7), Streams([1, 2], torch.tensor(3, device=way.device))
     masks = dropout_masks(streams, "dropout", 0.4, (width,) * 3, rows)
     assert masks is not None

@@ -147,15 +147,11 @@ class ResultTable:
         return replace(self, methods=tuple(m for m in self.methods if labels is None or m.label in labels))
 
     def on(self, starts: Sequence[str] | None) -> "ResultTable":
-        """Trained on the sets whose names start so alone."""
+        """Trained only on the sets whose names start so."""
         for start in starts or ():
             if not any(name.startswith(start) for name in self.measured):
                 raise InputError(f"--sets: found '{start}', expected the start of {', '.join(self.measured)}")
-        return (
-            self
-            if starts is None
-            else replace(self, trained=tuple(n for n in self.measured if n.startswith(tuple(starts))))
-        )
+        return replace(self, trained=tuple(n for n in self.measured if starts is None or n.startswith(tuple(starts))))
 
     def printed(self, method: Method, task: str) -> Sequence[float] | None:
         """The paper's number: mean, and the standard deviation where there is one."""
