@@ -8,30 +8,33 @@
 # `cp -rs "$PWD/results/store" STORE` makes a store of links, in which the plain files are the new entries.
 # WORKERS (7) parts train at once, on DEVICE (cuda) in PRECISION (bf16x3). DRY=1 only lists what is missing.
 # Start `nvidia-cuda-mps-control -d` before: without MPS the parts take turns on the GPU instead of sharing it. Parts of CQL fill a GPU
-# alone: two at once make no more updates, so that WORKERS=1 finishes more of them in a limited time.
+# alone: two at once make no more updates, and one of TD3+BC next to CQL takes a third of its speed. WORKERS=1 finishes more of them in a
+# limited time. On a machine that will be gone, end at the end of a part: a begun one is then lost.
 set -uo pipefail
 
 c="TD3+BC + C4"
-locomotion() { # C4's rows of main by preset, each with its control; what is cheap in between
+locomotion() { # C4's rows of main by preset, each with its control, a set or two at a time; what is cheap in between
   cat <<PARTS
-main@walker2d|CQL + C4, paper|control: paper, K 1, λ 0
-main@halfcheetah|CQL + C4, paper
 main@halfcheetah|control: paper, K 1, λ 0
-c4-plugin|TD3+BC + LN|TD3+BC + DR3
-main|SORL|ReBRAC
-main|TSRL
-c4-exact-cql
-c4-screen
-cql-plugins
+main@halfcheetah-expert|CQL + C4, paper
+main@halfcheetah-medium|CQL + C4, paper
 effective-k
+clusters
 lambda
 frequency
+c4-exact-cql
+main|SORL|ReBRAC
+main|TSRL
 alpha
 rows
-clusters
-main@hopper|CQL + C4, authors-fixed|control: authors-fixed, K 1, λ 0
-main@walker2d|CQL + C4, authors-fixed|control: authors-fixed, K 1, λ 0
-main@halfcheetah|CQL + C4, authors-fixed|control: authors-fixed, K 1, λ 0
+c4-screen
+cql-plugins
+main@hopper|CQL + C4, authors-fixed
+main@hopper|control: authors-fixed, K 1, λ 0
+main@walker2d|CQL + C4, authors-fixed
+main@walker2d|control: authors-fixed, K 1, λ 0
+main@halfcheetah|CQL + C4, authors-fixed
+main@halfcheetah|control: authors-fixed, K 1, λ 0
 c4-plugin|A2PR + C4
 c4-plugin|BPPO + C4
 ingredients

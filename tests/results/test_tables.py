@@ -185,11 +185,11 @@ def test_tables_share_their_runs() -> None:
     """The same setting in several tables is one run."""
 
     def runs(name: str) -> dict[str, str]:
-        table, data = TABLES[name], "hopper-medium-expert-v2"
+        table, data = TABLES[name], "walker2d-medium-v2"
         return {m.label: identities(table.config(m, data), data, [0])[0] for m in table.methods}
 
     clusters, weights, often = runs("clusters"), runs("lambda"), runs("frequency")
-    same = {clusters["CQL + C4, paper, K 5"], weights["CQL + C4, paper, λ 0.1"], often["CQL + C4, paper, every 200"]}
+    same = {clusters["CQL + C4, paper, K 5"], weights["CQL + C4, paper, λ 0.3"], often["CQL + C4, paper, every 200"]}
     same |= {runs("rows")["CQL + C4, paper, 10k rows"], runs("alpha")["CQL + C4, paper, α 10.0"]}
     assert len(same) == 1
     assert runs("effective-k")["CQL + C4, K 20"] == clusters["CQL + C4, paper, K 20"]
