@@ -109,6 +109,18 @@ def test_methods_without_runs_are_named(trained: Trained) -> None:
     assert "4 of 8 runs are in the store" in words(figure) and "not measured: CQL" in words(figure)
 
 
+@pytest.mark.parametrize("name", ["curves", "radar"])
+def test_methods_with_runs_on_some_sets_are_named(name: str, trained: Trained) -> None:
+    """Their means would be of other sets than those of the rest."""
+    table = small_table()
+    filled = fill(table, trained.store)
+    assert "some sets" not in words(FIGURES[name].draw(FIGURES[name], table, filled))
+    del filled["BC", TASKS[0]]
+    assert "measured on some sets only, in no mean or ring: BC" in words(
+        FIGURES[name].draw(FIGURES[name], table, filled)
+    )
+
+
 def test_lines_can_be_told_apart_in_grey() -> None:
     looks = [
         (str(style["linestyle"]), style["marker"]) for _, style in styled([str(i) for i in range(2 * len(STYLES))])

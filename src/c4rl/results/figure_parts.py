@@ -63,10 +63,16 @@ def foot_of(table: ResultTable, filled: Filled, intervals: str) -> str:
     labels = {method.label for method in table.methods}
     found = sum(len(cell.entries) for (label, _), cell in filled.items() if label in labels)
     seeds = " or ".join(map(str, sorted({len(table.seeds_of(method)) for method in table.methods})))
-    without = [m.label for m in table.methods if not any(m.label == label for label, _ in filled)]
-    gaps = f"; not measured: {'; '.join(without)}" if without else ""
+    sets = {m.label: sum((m.label, task) in filled for task in table.measured) for m in table.methods}
+    gaps = _named("not measured", [label for label, some in sets.items() if not some])
+    partly = [label for label, some in sets.items() if 0 < some < len(table.measured)]
+    gaps += _named("measured on some sets only, in no mean or ring", partly)
     budget = f"{seeds} seeds each, {table.updates:,} updates"
     return f"{found} of {table.runs} runs are in the store; {budget}; {intervals}{gaps}"
+
+
+def _named(what: str, labels: Sequence[str]) -> str:
+    return f"; {what}: {'; '.join(labels)}" if labels else ""
 
 
 def styled(labels: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
