@@ -8,8 +8,8 @@
 # `cp -rs "$PWD/results/store" STORE` makes a store of links, in which the plain files are the new entries.
 # WORKERS (7) parts train at once, on DEVICE (cuda) in PRECISION (bf16x3). DRY=1 only lists what is missing.
 # Start `nvidia-cuda-mps-control -d` before: without MPS the parts take turns on the GPU instead of sharing it. Parts of CQL fill a GPU
-# alone: two at once make no more updates, and one of TD3+BC next to CQL takes a third of its speed. WORKERS=1 finishes more of them in a
-# limited time. On a machine that will be gone, end at the end of a part: a begun one is then lost.
+# alone: two at once make no more updates, so that WORKERS=1 finishes more of them in a limited time. On a machine that will be gone, end
+# at the end of a part: a begun one is then lost.
 set -uo pipefail
 
 c="TD3+BC + C4"
