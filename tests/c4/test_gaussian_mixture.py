@@ -6,7 +6,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from c4rl.core.random import Streams
-from c4rl.plugins.c4.gaussian_mixture import Failure, Fit, Mixture, fit, kmeans_start
+from c4rl.plugins.c4.gaussian_mixture import Failure, Fit, Mixture, _factorise, fit, kmeans_start
 
 FULL_AND_DIAGONAL = pytest.mark.parametrize("covariance", ["full", "diagonal"])
 
@@ -39,6 +39,18 @@ def run_of(fitted: Fit, r: int) -> list[Tensor]:
 def assert_same(one: list[Tensor], other: list[Tensor]) -> None:
     for a, b in zip(one, other, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_a_covariance_that_is_not_positive_gets_the_least_jitter_and_leaves_its_neighbours_alone() -> None:
+    regular = torch.diag(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
+    slightly, hopeless = regular.clone(), regular.clone()
+    slightly[0, 0], hopeless[0, 0] = -1e-4, -1.0  # a jitter is a share of the mean variance, 5/3 and 4/3
+    found, factors, sound = _factorise(torch.stack([regular, slightly, hopeless]).unsqueeze(1))
+    assert sound.tolist() == [True, True, False]
+    assert torch.equal(found[0, 0], regular) and torch.equal(factors[0, 0], regular.diagonal().rsqrt().diag())
+    jitter = 1e-4 * slightly.diagonal().mean()
+    torch.testing.assert_close(found[1, 0], slightly + jitter * torch.eye(3, dtype=torch.float64))
+    torch.testing.assert_close(factors[1, 0].mT @ factors[1, 0], found[1, 0].inverse())
 
 
 @FULL_AND_DIAGONAL

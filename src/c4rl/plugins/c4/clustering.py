@@ -14,7 +14,7 @@ from c4rl.plugins.c4.authors import AuthorsRelease
 from c4rl.plugins.c4.cluster_sampler import ClusterSampler
 from c4rl.plugins.c4.cross_covariance import within_and_between
 from c4rl.plugins.c4.feature_gradients import Mode
-from c4rl.plugins.c4.gaussian_mixture import CovarianceKind, Failure, Fit, Mixture, fit, kmeans_start
+from c4rl.plugins.c4.gaussian_mixture import CAPTURED_SIZE, CovarianceKind, Failure, Fit, Mixture, fit, kmeans_start
 from c4rl.plugins.c4.principal_directions import Projection, principal_directions
 
 # rows [R, n] of the buffer -> g' and g [R, n, m], and which have a valid next action [R, n]
@@ -47,7 +47,6 @@ class ClusteringConfig(Options):
 COLD_STEPS = 10
 FIT_ROWS = 16_384  # of a larger pool, the mixture is fitted on this many rows or fewer,
 LOOK_ROWS = 4096  # and directions and the report's covariances, of m x m numbers, are estimated on this many
-CAPTURED_SIZE = 256  # the most dimensions of y whose refresh a CUDA graph captures: solvers of larger ones may wait
 
 
 class Clustering:

@@ -21,6 +21,7 @@ from c4rl.core.random import Streams
 CovarianceKind = Literal["full", "diagonal"]
 EFFECTIVE_WEIGHT = 0.02  # the paper counts a cluster as effective above this p_z
 _JITTERS = (0.0, 1e-4, 1e-2)  # tried in this order, relative to the component's mean variance
+CAPTURED_SIZE = 256  # the most dimensions whose fit a CUDA graph captures: solvers of larger ones may wait
 _CHUNK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 21}  # K * rows * D per run: the CPU's fits its L2 cache
 
 
@@ -298,16 +299,22 @@ def _maximisation(
 def _factorise(covariances: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Covariances (with the least jitter that makes them regular), L^-1, and [R] whether that succeeded.
 
-    All jitters are tried in one batched call: choosing among them on the device costs less than asking it.
+    Jitters are hardly ever needed. On a GPU, small matrices try them all in one batched call: choosing among them there
+    costs less than asking the device, which a captured refresh must not do.
     """
     if covariances.dim() == 3:
         factors = covariances.rsqrt()
         return covariances, factors, factors.isfinite().flatten(1).all(1)
-    identity = torch.eye(covariances.shape[3], dtype=covariances.dtype, device=covariances.device)
+    size = covariances.shape[3]
+    identity = torch.eye(size, dtype=covariances.dtype, device=covariances.device)
     variance = covariances.diagonal(dim1=2, dim2=3).mean(2).view(*covariances.shape[:2], 1, 1)
-    tried = torch.stack([covariances + jitter * variance * identity for jitter in _JITTERS])
-    lower, info = torch.linalg.cholesky_ex(tried)
-    sound = (info == 0) & lower.isfinite().flatten(3).all(3)
+    asks = not covariances.is_cuda or size > CAPTURED_SIZE
+    for jitters in (_JITTERS[:1], _JITTERS) if asks else (_JITTERS,):
+        tried = torch.stack([covariances + jitter * variance * identity for jitter in jitters])
+        lower, info = torch.linalg.cholesky_ex(tried)
+        sound = (info == 0) & lower.isfinite().flatten(3).all(3)
+        if asks and bool(sound.all()):
+            break
     choice = sound.int().argmax(0).view(1, *covariances.shape[:2], 1, 1).expand(1, *covariances.shape)
     lower, chosen = lower.gather(0, choice).squeeze(0), tried.gather(0, choice).squeeze(0)
     # a fixed memory layout: a mixture read back from a file must round like the one that was written
