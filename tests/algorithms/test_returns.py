@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from c4rl.data.dataset import Dataset
 from c4rl.data.packing import pack_datasets
 from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.runs import Run, run_config, runs_of
+from c4rl.plugins.c4.plugin import C4, C4Config
 from c4rl.plugins.returns import ReturnsConfig, fair_returns, spread_of_starts, weights_of_rows
 from c4rl.training.launch import Launch
 from tests.helpers import CPU, make_launch, plain_scaling, small_config, small_dataset, with_trajectories
@@ -88,6 +90,25 @@ def test_the_actors_rows_are_those_of_good_trajectories_and_the_critics_as_well_
     assert set(drawn.unique().tolist()) >= set(range(40, 60))
     launch.update(1)
     assert launch.read_metrics()[0]["effective_rows"] == pytest.approx(20, rel=0.02)
+
+
+@pytest.mark.parametrize("actor_rows", ["cluster", "uniform"])
+@pytest.mark.parametrize("plugins", [("returns", "c4"), ("c4", "returns")])
+def test_beside_c4_the_actors_rows_are_still_those_of_good_trajectories(
+    plugins: tuple[str, ...], actor_rows: Any
+) -> None:
+    options = {
+        "returns": ReturnsConfig(),
+        "c4": C4Config(K=2, actor_rows=actor_rows, divergence="kl", divergence_weight=1.0),
+    }
+    config = small_config("cql", plugins, batch_size=500, plugin_options=tuple(options[name] for name in plugins))
+    launch = make_launch(config, alike())
+    launch.step.fill_(1)
+    assert launch.actor_sampler is not None
+    drawn = launch.actor_sampler.rows(launch.streams, 500)
+    assert ((drawn >= 40) & (drawn < 60)).double().mean() > 0.98
+    (c4,) = (plugin for plugin in launch.plugins.all if isinstance(plugin, C4))
+    assert c4.divergence is not None and not c4.divergence.own_cluster  # these rows are of no single cluster
 
 
 @pytest.mark.parametrize(("cut", "effective"), [(0.3, 65), (1.0, 208)])

@@ -125,4 +125,7 @@ def test_flags_that_do_not_go_together_are_refused(
         err = capsys.readouterr().err
         assert err.count("\n") == 1 and sentence in err, err
     assert run("train", "--resume", job, "--points", file) == 2
+    capsys.readouterr()
+    assert run("train", "--config", job, "--output", tmp_path / "job", "--K", "7") == 2
+    assert "--K: found in the points of" in capsys.readouterr().err
     assert not (tmp_path / "job").exists()

@@ -110,6 +110,56 @@ def test_a_preset_gives_each_dataset_its_own_options() -> None:
     assert from_json(to_json(published), "here") == published
 
 
+PAPER_LAMBDA = "lambda=0.3,0.5"
+
+
+@pytest.mark.parametrize(
+    ("given", "by_dataset", "sweep"),
+    [
+        ([], (PAPER_LAMBDA,), ()),
+        (["--lambda", "0.2"], (), ()),
+        (["--by-dataset", "cql_weight=5,10"], (PAPER_LAMBDA, "cql_weight=5,10"), ()),
+        (["--by-dataset", "lambda=0.1,0.2"], ("lambda=0.1,0.2",), ()),
+        (["--sweep", "lambda=0.1,0.2"], (), ("lambda=0.1,0.2",)),
+    ],
+)
+def test_an_option_that_is_given_replaces_only_its_own_values_of_a_preset(
+    given: list[str], by_dataset: tuple[str, ...], sweep: tuple[str, ...]
+) -> None:
+    tasks = ["hopper-medium-v2", "hopper-medium-replay-v2"]
+    config = command_line.config_of(["--preset", "paper", "--dataset", "a.npz", "b.npz", "--task", *tasks, *given])
+    assert (config.by_dataset, config.sweep) == (by_dataset, sweep)
+
+
+def test_a_switch_turned_off_replaces_a_presets_values() -> None:
+    flags = ["--preset", "published", "--algorithm", "bppo", "--dataset", "a.npz", "b.npz"]
+    flags += ["--task", "pen-human-v1", "hammer-human-v1"]
+    assert command_line.config_of(flags).by_dataset == ("output_relu=True,False",)
+    config = command_line.config_of([*flags, "--no-output-relu"])
+    assert config.by_dataset == () and not config.options.output_relu
+
+
+@pytest.mark.parametrize(
+    ("given", "by_dataset", "sweep"),
+    [
+        ([], ("K=2,3",), ("alpha=1,2",)),
+        (["--alpha", "7"], ("K=2,3",), ()),
+        (["--K", "4"], (), ("alpha=1,2",)),
+        (["--sweep", "K=1,2"], (), ("K=1,2",)),
+        (["--by-dataset", "alpha=3,4"], ("K=2,3", "alpha=3,4"), ()),
+    ],
+)
+def test_flags_win_over_what_a_stored_job_swept(
+    given: list[str], by_dataset: tuple[str, ...], sweep: tuple[str, ...], tmp_path: Path
+) -> None:
+    flags = ["--algorithm", "td3_bc", "--plugins", "c4", "--dataset", "a.npz", "b.npz", "--output", "old"]
+    stored = command_line.config_of([*flags, "--by-dataset", "K=2,3", "--sweep", "alpha=1,2"])
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(to_json(stored)))
+    config = command_line.config_of(["--config", str(file), "--output", "new", *given])
+    assert (config.by_dataset, config.sweep) == (by_dataset, sweep)
+
+
 @pytest.mark.parametrize("form", ["c4", "sorl"])
 def test_runs_go_on_in_any_company(form: str) -> None:
     config = config_of(form)

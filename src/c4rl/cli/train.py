@@ -12,6 +12,7 @@ from rich.text import Text
 
 from c4rl.cli.engine import EngineFlags, engine_of, on_ray
 from c4rl.cli.parsing import NOT_GIVEN, Arguments, flags_of, free_folder, parse
+from c4rl.core.declarations import flag_of
 from c4rl.core.errors import InputError, printable
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def config_of(arguments: Arguments) -> "TrainConfig":
         given = _best(choice)
         algorithm = given["algorithm"]
     elif preset:
-        given = _preset(choice, algorithm, arguments)
+        given = _preset(choice, algorithm)
     if base is None and choice.dataset:
         given["output"] = free_folder(f"{choice.dataset[0].stem}-{choice.preset if preset else algorithm}")
     plugins = choice.plugins if choice.plugins is not None else given.get("plugins", ("none",))
@@ -126,6 +127,15 @@ def config_of(arguments: Arguments) -> "TrainConfig":
         del values[flag.field.name]
     if file is not None:
         words = read_points(file, (options, tuple(of_plugins)), field_names())
+    alone = {argument.partition("=")[0].replace("_", "-").replace("--no-", "--") for argument in arguments}
+    if file is None and (both := alone & _options_of(words)):
+        raise InputError(f"{min(both)}: found in the points of {choice.config} too, expected other points with --points")
+    # what the preset or the stored config has for an option that is given anew makes way
+    anew = {name: values[name] if f"--{flag_of(name)}" in alone else () for name in ("sweep", "by_dataset")}
+    named = alone | _options_of((*anew["sweep"], *anew["by_dataset"], *(words if file is not None else ())))
+    kept = {name: tuple(w for w in given.get(name, ()) if not named & _options_of([w])) for name in anew}
+    values["sweep"] = anew["sweep"] or kept["sweep"]
+    values["by_dataset"] = (*kept["by_dataset"], *anew["by_dataset"])
     return TrainConfig(**values | {"points": words}, options=options, plugin_options=tuple(of_plugins))
 
 
@@ -147,7 +157,7 @@ def _best(choice: _Choice) -> dict[str, Any]:
     return first
 
 
-def _preset(choice: _Choice, algorithm: str, arguments: Arguments) -> dict[str, Any]:
+def _preset(choice: _Choice, algorithm: str) -> dict[str, Any]:
     """Options may differ between tasks (--by-dataset); a preset that treats their data differently is refused."""
     from c4rl.jobs.preset_fields import fields_by_dataset, preset_fields
 
@@ -158,8 +168,7 @@ def _preset(choice: _Choice, algorithm: str, arguments: Arguments) -> dict[str, 
         raise InputError(
             f"--preset {choice.preset}: found {tasks}, whose data it treats differently, expected a job for each"
         )
-    words = given.get("by_dataset", ())
-    return given | {"by_dataset": tuple(word for word in words if not _is_given(word, arguments))}
+    return given
 
 
 def _stored(base: "TrainConfig", algorithm: str, plugins: tuple[str, ...] | None) -> dict[str, Any]:
@@ -179,10 +188,10 @@ def _stored(base: "TrainConfig", algorithm: str, plugins: tuple[str, ...] | None
     return values
 
 
-def _is_given(word: str, arguments: Arguments) -> bool:
-    """Whether the option of a word FLAG=... stands among the arguments."""
-    flag = "--" + word.partition("=")[0].replace("_", "-")
-    return any(argument.replace("_", "-").partition("=")[0] == flag for argument in arguments)
+def _options_of(words: Sequence[str]) -> set[str]:
+    """The options that words of --sweep, --by-dataset and points name, as flags."""
+    names = (part.partition("=")[0] for word in words for part in word.split(",") if "=" in part)
+    return {f"--{name.lstrip('-').replace('_', '-')}" for name in names}
 
 
 def _say(words: str) -> None:

@@ -48,15 +48,19 @@ class Returns(Plugin):
         return 0
 
     def row_weights(self, buffer: TransitionBuffer) -> Tensor | None:
-        return self._weights(buffer) if self.config.weighted_rows == "all" else None
+        return None if self.chooses_actor_rows else self._weights(buffer)
 
     def attach(self, algorithm: Host, buffer: TransitionBuffer) -> None:
         self._buffer = copy(buffer)
-        if self.config.weighted_rows == "actor":
+        if self.chooses_actor_rows:
             self._buffer.weights = (*buffer.weights, self._weights(buffer))
 
     def actor_sampler(self) -> Sampler | None:
-        return WeightedSampler(self._buffer, "returns/rows") if self.config.weighted_rows == "actor" else None
+        return WeightedSampler(self._buffer, "returns/rows") if self.chooses_actor_rows else None
+
+    @property
+    def chooses_actor_rows(self) -> bool:
+        return self.config.weighted_rows == "actor"
 
     def metrics(self) -> dict[str, Tensor]:
         return {"effective_rows": self._effective_rows}

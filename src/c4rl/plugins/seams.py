@@ -58,6 +58,9 @@ class Host(Protocol):
     def policy_has_density(cls, config: Any) -> bool: ...
 
     @property
+    def plugins(self) -> "Plugins": ...
+
+    @property
     def critics(self) -> tuple[Critic, Critic] | None: ...
 
     def critic_inputs(self, state_actions: Tensor) -> Tensor: ...
@@ -108,6 +111,11 @@ class Plugin:
     def actor_sampler(self) -> Sampler | None:
         """The rows of the actor's batch, instead of the critics' rows."""
         return None
+
+    @property
+    def chooses_actor_rows(self) -> bool:
+        """Whether these rows are what it is for, or just not to be the critics': then another's choice comes first."""
+        return False
 
     def critic_penalty(self, step: CriticStep) -> Tensor | None:
         """[R, M], added to each head's own loss."""
@@ -177,8 +185,12 @@ class Plugins:
         return samplers[0] if samplers else buffer.sampler()
 
     def actor_sampler(self) -> Sampler | None:
-        found = [sampler for plugin in self.all if (sampler := plugin.actor_sampler()) is not None]
-        return found[-1] if found else None  # the last plug-in's, where several have one
+        chosen_first = sorted(self.all, key=lambda plugin: not plugin.chooses_actor_rows)
+        return next((s for plugin in chosen_first if (s := plugin.actor_sampler()) is not None), None)
+
+    @property
+    def choose_actor_rows(self) -> bool:
+        return any(plugin.chooses_actor_rows for plugin in self.all)
 
     def critic_penalty(self, step: CriticStep) -> Tensor | float:
         terms = [term for plugin in self.all if (term := plugin.critic_penalty(step)) is not None]

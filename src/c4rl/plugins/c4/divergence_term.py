@@ -25,7 +25,8 @@ class DivergenceConfig(Options):
     """Weight in the actor's loss; 0: no divergence term."""
     divergence_against: Literal["cluster", "mixture"] = "cluster"
     """Behaviour model: that of the batch's own cluster (the paper's per-cluster objective), or the mixture of all. An
-    actor's batch from all clusters (--sampler uniform, --actor-rows uniform) is compared with the mixture."""
+    actor's batch from all clusters (--sampler uniform, --actor-rows uniform, rows chosen by the plug-in returns) is
+    compared with the mixture."""
     divergence_gate: float | None = option(None, above=0, below=1)
     """Act only where (s, π(s)) is less likely, by the mixture of g, than this share of the data; None: everywhere."""
     divergence_alpha: float = option(0.5, above=0, at_most=100)

@@ -26,7 +26,8 @@ class C4Config(ClusteringConfig, PenaltyConfig, DivergenceConfig, AuthorsConfig)
     paper runs it)."""
     actor_rows: Literal["cluster", "uniform"] = "uniform"
     """Rows of the actor's batch: its own from all the data (Algorithm 1 says "critic minibatch"; scores more), or the
-    critics', from one cluster (as the section on clustered buffers argues, and --preset paper)."""
+    critics', from one cluster (as the section on clustered buffers argues, and --preset paper). The plug-in returns
+    chooses them instead, unless --weighted-rows is all."""
 
     def check(self) -> None:
         super().check()
@@ -74,7 +75,8 @@ class C4(Plugin):
         self.penalty = WeightedPenalty(config, stack.runs, stack.device, stack.dtype)
         self.divergence = None
         if config.divergence_weight:
-            single_cluster = config.sampler != "uniform" and config.actor_rows == "cluster"
+            clustered = config.sampler != "uniform" and config.actor_rows == "cluster"
+            single_cluster = clustered and not algorithm.plugins.choose_actor_rows
             self.divergence = DivergenceTerm(config, stack, algorithm, self.clustering, buffer, single_cluster)
         # λR of the last update, summed over the critics, and its ratio to the TD loss, [R]
         self._penalty, self._share = torch.zeros(2, stack.runs, device=stack.device, dtype=stack.dtype)

@@ -36,7 +36,13 @@ BASELINES = (
 )
 ON_GRADIENTS = replace(with_plugins(TD3BC)[-1], label="TD3+BC + C4 on gradients", options={}, paper=None)
 WITH_CONTROLS = tuple((c4, replace(control, seeds=None)) for c4, control in CONTROLLED)
-TD3BC_PLUGGED = (*with_plugins(TD3BC), ON_GRADIENTS)
+BOTH = replace(
+    ON_GRADIENTS,
+    label="TD3+BC + LN + C4 on gradients",
+    plugins=("layer_norm", "c4"),
+    against="TD3+BC + LN",
+)
+TD3BC_PLUGGED = (*with_plugins(TD3BC), ON_GRADIENTS, BOTH)
 
 TABLES = (
     ResultTable(
