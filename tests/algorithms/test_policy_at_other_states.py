@@ -13,6 +13,7 @@ from c4rl.core.errors import InputError
 from c4rl.data.packing import pack_datasets
 from c4rl.jobs.registry import PLUGINS
 from c4rl.jobs.runs import run_config, runs_of
+from c4rl.plugins import corrective_labels
 from c4rl.plugins.corrective_labels import CorrectiveLabels, predecessors
 from c4rl.plugins.seams import ActorStep
 from c4rl.plugins.smoothing import Smoothing
@@ -66,7 +67,7 @@ def test_smoothing_is_the_squared_distance_with_the_gradient_of_both_sides() -> 
     torch.testing.assert_close(gradient(term), gradient(expected))
 
 
-def test_predecessors_are_the_states_that_the_actions_lead_to_the_data_from() -> None:
+def test_predecessors_are_the_states_that_the_actions_lead_to_the_data_from(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plant s' = s + B a: the action leads to s from s - B a."""
     data, matrix = small_dataset(), np.array([[0.3, -0.2, 0.1, 0, 0.2], [0, 0.1, 0.2, -0.3, 0.1]], np.float32)
     reached = data.observations + data.actions @ matrix
@@ -74,6 +75,7 @@ def test_predecessors_are_the_states_that_the_actions_lead_to_the_data_from() ->
     reached[ends] = 100.0  # unspecified at terminals, and no part of the fit
     data = replace(data, next_observations=reached, terminals=ends)
     launch = launch_of("corrective_labels", data=data)
+    monkeypatch.setattr(corrective_labels, "CHUNK", 60)  # rows at a time, of 200
     found = predecessors(launch.buffer, launch.buffer.packed, launch.buffer.packed)
     expected = torch.tensor(data.observations - data.actions @ matrix, dtype=torch.float64)
     assert (found - expected).abs().max() < 0.02 < (found - torch.tensor(data.observations)).abs().max()

@@ -53,7 +53,8 @@ def test_batches_and_penalty_equal_the_trainers(mode, estimator) -> None:
     )  # fmt: skip
     plugin = launch.plugins.all[0]
     launch.step.fill_(0)
-    plugin.attach(algorithm, launch.buffer)  # a fresh start, from the same critic, as the outside one has it
+    plugin.attach(algorithm, launch.buffer)
+    plugin.start(algorithm)  # anew, from the same critic, as the outside one has it
     launch.step.fill_(1)
     rows = plugin.sampler().rows(launch.streams, 32)
     assert torch.equal(outside.rows(32), rows[0])
@@ -293,6 +294,21 @@ def test_a_loop_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path: Path) -
         outside(resumed, some_rows(100), config=config).load_state_dict(stored["c4"])
     with pytest.raises(InputError, match="the state has no"):
         other.load_state_dict({"updates": 3})
+
+
+@pytest.mark.parametrize("updates", [2, 3, 4])
+def test_a_state_knows_when_it_clustered_though_batches_were_drawn_ahead(updates: int) -> None:
+    c4 = outside(Apart(), config={"period": 3})
+    c4.draw(16)
+    for _ in range(updates):
+        c4.draw(16)
+        c4.refresh_when_due()
+    other = outside(c4.critic, config={"period": 3})
+    other.load_state_dict(c4.state_dict())
+    kept, drawn = other.clustering.tables.state()["cumulative"].clone(), c4.draw(16)
+    other.refresh_when_due()
+    assert torch.equal(other.clustering.tables.state()["cumulative"], kept), "clustered anew at once"
+    assert torch.equal(other.draw(16), drawn)
 
 
 def test_next_actions_are_found_within_trajectories_only() -> None:

@@ -97,6 +97,14 @@ def test_dead_cluster_inherits_the_whole_buffer_and_has_no_share() -> None:
     assert (model.log_p[:, 2].exp() < 1e-300).all() and model.log_p.isfinite().all()  # a state with -inf would be lost
 
 
+def test_a_dead_cluster_counts_nowhere() -> None:
+    """Far from narrow clusters the regression of all rows would be likelier by hundreds of nats."""
+    own, states, actions, _ = fitted(std_floor=1e-3)
+    beside, _, _, _ = fitted(clusters=3, std_floor=1e-3)
+    far = actions + 10
+    torch.testing.assert_close(beside.log_prob_mixture(states, far), own.log_prob_mixture(states, far))
+
+
 def test_rows_without_responsibility_are_left_out() -> None:
     _, states, actions, r = fitted()
     spoiled_states, spoiled_actions, spoiled_r = states.clone(), actions.clone(), r.clone()

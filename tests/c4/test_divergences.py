@@ -155,30 +155,24 @@ def test_sorted_w1_approaches_the_closed_form_from_above() -> None:
     assert gaps[0] > gaps[1] > -0.005 and gaps[1] < 0.02
 
 
-@pytest.mark.parametrize("kernel", ["gaussian", "laplacian"])
-def test_mmd_is_unbiased_and_zero_for_equal_distributions(kernel: str) -> None:
+def test_mmd_is_unbiased_and_zero_for_equal_distributions() -> None:
     generator = torch.Generator().manual_seed(4)
     x, y, far = torch.randn(3, 5000, 4, 2, generator=generator, dtype=DOUBLE)
-    same = mmd_squared(x, y, kernel)  # type: ignore[arg-type]
+    same = mmd_squared(x, y)
     assert same.mean().abs() < 4.5 * same.std() / math.sqrt(5000)
-    assert mmd_squared(x, far + 2, kernel).mean() > 0.2  # type: ignore[arg-type]
+    assert mmd_squared(x, far + 2).mean() > 0.2
 
 
-@pytest.mark.parametrize("kernel", ["gaussian", "laplacian"])
-def test_mmd_is_the_mean_over_pairs(kernel: str) -> None:
-    """State by state, pair by pair, for numbers of samples that differ and a bandwidth that is not 1."""
+def test_mmd_is_the_mean_over_pairs() -> None:
+    """State by state, pair by pair, for numbers of samples that differ."""
     generator = torch.Generator().manual_seed(6)
     x, y = (torch.randn(2, 3, count, 4, generator=generator, dtype=DOUBLE) for count in (5, 2))
 
-    def k(a: Tensor, b: Tensor) -> float:
-        size = (a - b).square().sum() / (2 * 0.7**2) if kernel == "gaussian" else (a - b).abs().sum() / 0.7
-        return math.exp(-size.item())
-
     def mean(p: Tensor, q: Tensor, distinct: bool = False) -> float:
-        pairs = [k(a, b) for i, a in enumerate(p) for j, b in enumerate(q) if not (distinct and i == j)]
-        return sum(pairs) / len(pairs)
+        pairs = [(a - b).square().sum() for i, a in enumerate(p) for j, b in enumerate(q) if not (distinct and i == j)]
+        return sum(math.exp(-distance.item() / 2) for distance in pairs) / len(pairs)
 
-    found = mmd_squared(x, y, kernel, 0.7)  # type: ignore[arg-type]
+    found = mmd_squared(x, y)
     for r in range(2):
         for b in range(3):
             p, q = x[r, b], y[r, b]
@@ -191,13 +185,13 @@ def test_parameter_mse_counts_means_and_deviations() -> None:
 
 
 def test_gaussian_kernel_mmd_has_its_closed_value() -> None:
-    """For N(m, s^2) and N(0, s^2), bandwidth h: E k(x, y) = h / sqrt(h^2 + 2 s^2) exp(-m^2 / (2 (h^2 + 2 s^2)))."""
+    """For N(m, s^2) and N(0, s^2): E k(x, y) = 1 / sqrt(1 + 2 s^2) exp(-m^2 / (2 (1 + 2 s^2)))."""
     generator = torch.Generator().manual_seed(5)
-    shift, std, bandwidth = 0.8, 0.6, 0.7
+    shift, std = 0.8, 0.6
     x, y = std * torch.randn(2, 4000, 8, 1, generator=generator, dtype=DOUBLE)
-    width = bandwidth**2 + 2 * std**2
-    expected = 2 * bandwidth / math.sqrt(width) * (1 - math.exp(-(shift**2) / (2 * width)))
-    sampled = mmd_squared(x + shift, y, "gaussian", bandwidth)
+    width = 1 + 2 * std**2
+    expected = 2 / math.sqrt(width) * (1 - math.exp(-(shift**2) / (2 * width)))
+    sampled = mmd_squared(x + shift, y)
     assert abs(sampled.mean().item() - expected) < 4.5 * sampled.std().item() / math.sqrt(4000)
 
 

@@ -60,9 +60,10 @@ def test_online_gradients_carry_a_graph_and_the_others_none(mode, layer_norm: bo
     assert online.requires_grad and not fixed.requires_grad
 
 
+@pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize("mode", ["proxy", "exact"])
-def test_one_member_alone_is_the_first_of_both(mode) -> None:
-    critic, x = Critic(STACK, "critic", (8, 8)), rows()
+def test_one_member_alone_is_the_first_of_both(mode, layer_norm: bool) -> None:
+    critic, x = Critic(STACK, "critic", (8, 8), layer_norm=layer_norm), rows()
     both, first = (feature_gradients(mode, critic, x, members) for members in (slice(None), slice(1)))
     torch.testing.assert_close(first, both[:, :1])
 

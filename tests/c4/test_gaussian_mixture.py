@@ -139,7 +139,7 @@ def test_densities_are_those_of_the_blocks_in_original_units() -> None:
     torch.testing.assert_close(mixture.responsibilities(y)[0], log_joint.softmax(0).T)
     g = y[..., 3:]
     marginal = torch.distributions.MultivariateNormal(centres[0, :, 3:].unsqueeze(1), blocks.variance[0].unsqueeze(1))
-    torch.testing.assert_close(mixture.marginal_log_prob(g)[0], (weights + marginal.log_prob(g)).logsumexp(0))
+    torch.testing.assert_close(mixture.marginal().log_prob(g)[0], (weights + marginal.log_prob(g)).logsumexp(0))
 
 
 def test_one_component_is_the_sample_mean_and_covariance() -> None:

@@ -15,9 +15,10 @@ from c4rl.core.buffer import Batch
 from c4rl.core.networks import Critic
 from c4rl.data.dataset import Dataset
 from c4rl.jobs.registry import ALGORITHMS
+from c4rl.plugins.c4.clustering import Clustering
 from c4rl.plugins.c4.plugin import C4, C4Config
 from c4rl.training.launch import Launch
-from tests.helpers import advance, make_launch, small_config, small_dataset, sum_of_losses
+from tests.helpers import CPU, advance, make_launch, small_config, small_dataset, sum_of_losses
 
 # those whose first update already has plug-ins; the others' later stages run the same code (see the contract test)
 WITH_CRITIC = [
@@ -233,6 +234,17 @@ def test_clusters_are_refitted_every_period_and_only_then(algorithm: str) -> Non
         if not torch.equal(clustering.mixture.means, before):
             changed.append(step)
     assert reported == changed == [4, 8, 12]
+
+
+@pytest.mark.parametrize("form", [{}, {"mode": "proxy", "directions": 4}, {"mode": "proxy", "covariance": "diagonal"}])
+def test_runs_that_go_on_are_not_clustered_anew(form: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = advance(launch_of("td3_bc", C4Config(K=2, period=3, **form), seeds=(0, 1)), 4)
+    states = launch.run_states()
+    monkeypatch.setattr(Clustering, "refresh", None)
+    again = Launch(launch.config, [0, 1], launch.buffer, CPU, torch.float64, states=states)
+    found, expected = again.live_state(), launch.live_state()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
 
 
 def test_the_paper_s_period_is_200_updates() -> None:

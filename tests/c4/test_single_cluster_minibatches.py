@@ -36,7 +36,7 @@ def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
 def probability_of_rows(sampler: ClusterSampler, run: int) -> Tensor:
     """sum_z p_z P(row | z) by what the tables hold, without drawing."""
     table = sampler.state()["cumulative"][run]
-    return table.diff(prepend=table.new_zeros(1)).view(sampler.clusters, -1).sum(0) / table[-1]
+    return table.diff(prepend=table.new_zeros(1)).view(-1, sampler.pool_mask.shape[1]).sum(0) / table[-1]
 
 
 def one_hot(responsibilities: Tensor) -> Tensor:

@@ -110,6 +110,8 @@ def test_a_sample_of_rows_keeps_each_datasets_own() -> None:
     assert rows[:4].tolist() == [0, 1, 2, 3]
     assert len(rows.unique()) == 14 and (rows[4:9] >= 4).all() and (rows[4:9] < 24).all() and (rows[9:] >= 24).all()
     assert buffer.sample(20) is buffer
+    alone = TransitionBuffer(packed[4:24], torch.zeros(20, dtype=torch.int32), (1, 1), [20])
+    assert torch.equal(alone.sample(5).packed[:, 0], rows[4:9]), "whatever the other datasets are"
 
 
 def test_held_out_numbers_are_explained_where_they_are_printed(tmp_path: Path, capsys: Capture) -> None:

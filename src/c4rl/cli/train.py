@@ -129,7 +129,9 @@ def config_of(arguments: Arguments) -> "TrainConfig":
         words = read_points(file, (options, tuple(of_plugins)), field_names())
     alone = {argument.partition("=")[0].replace("_", "-").replace("--no-", "--") for argument in arguments}
     if file is None and (both := alone & _options_of(words)):
-        raise InputError(f"{min(both)}: found in the points of {choice.config} too, expected other points with --points")
+        raise InputError(
+            f"{min(both)}: found in the points of {choice.config} too, expected other points with --points"
+        )
     # what the preset or the stored config has for an option that is given anew makes way
     anew = {name: values[name] if f"--{flag_of(name)}" in alone else () for name in ("sweep", "by_dataset")}
     named = alone | _options_of((*anew["sweep"], *anew["by_dataset"], *(words if file is not None else ())))

@@ -67,11 +67,12 @@ class TransitionBuffer:
         return out
 
     def sample(self, most: int) -> "TransitionBuffer":
-        """At most so many rows of each dataset, the same ones every time."""
+        """At most so many rows of each dataset, the same ones every time and whatever the others are."""
         if max(self.dataset_lengths) <= most:
             return self
-        draw, start, rows = np.random.default_rng(0), 0, []
+        start, rows = 0, []
         for length in self.dataset_lengths:
+            draw = np.random.default_rng(0)
             rows.append(start + np.sort(draw.choice(length, min(length, most), replace=False)))
             start += length
         kept = torch.from_numpy(np.concatenate(rows)).to(self.packed.device)

@@ -21,6 +21,7 @@ FEATURES = 512  # random ones, of the model
 FREQUENCY = 0.3  # of the features, for inputs of unit size
 RIDGE = 0.1
 MOST_ROWS = 40_000  # of a dataset that the model is fitted on
+CHUNK = 8192  # rows at a time: their features take several kB each
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,7 @@ class CorrectiveLabels(Plugin):
         self._act = algorithm.plain_actions
         some = buffer.sample(MOST_ROWS)
         parts = zip(some.packed.split(some.dataset_lengths), buffer.packed.split(buffer.dataset_lengths), strict=True)
-        self._states = torch.cat(
-            [predecessors(buffer, fitted.double(), own.double()).to(own) for fitted, own in parts]
-        )  # s̃ of each row
+        self._states = torch.cat([predecessors(buffer, fitted, own) for fitted, own in parts])  # s̃ of each row
         self._distance = (self._states - buffer.unpack(buffer.packed).observations).square().mean(1).sqrt()
 
     def actor_term(self, step: ActorStep) -> Tensor:
@@ -68,11 +67,12 @@ def predecessors(buffer: TransitionBuffer, fitted: Tensor, asked: Tensor) -> Ten
 
     s - s' by ridge regression on (s', a), its entries and random Fourier features of it. Terminal rows have no s'.
     """
-    known, wanted = buffer.unpack(fitted[buffer.unpack(fitted).continues > 0]), buffer.unpack(asked)
+    known = buffer.unpack(fitted[buffer.unpack(fitted).continues > 0].double())
     draw = torch.Generator().manual_seed(0)
     inputs = sum(buffer.widths)
-    frequencies = torch.randn(inputs, FEATURES, generator=draw, dtype=torch.float64).to(asked) * FREQUENCY / inputs**0.5
-    phases = (2 * math.pi * torch.rand(FEATURES, generator=draw, dtype=torch.float64)).to(asked)
+    frequencies = torch.randn(inputs, FEATURES, generator=draw, dtype=torch.float64) * FREQUENCY / inputs**0.5
+    phases = 2 * math.pi * torch.rand(FEATURES, generator=draw, dtype=torch.float64)
+    frequencies, phases = frequencies.to(asked.device), phases.to(asked.device)
 
     def features(states: Tensor, actions: Tensor) -> Tensor:
         x = torch.cat([states, actions], 1)
@@ -81,4 +81,9 @@ def predecessors(buffer: TransitionBuffer, fitted: Tensor, asked: Tensor) -> Ten
     x = features(known.next_observations, known.actions)
     gram = x.T @ x + RIDGE * torch.eye(x.shape[1]).to(x)
     model = torch.linalg.solve(gram, x.T @ (known.observations - known.next_observations))
-    return wanted.observations + features(wanted.observations, wanted.actions) @ model
+
+    def at(rows: Tensor) -> Tensor:
+        wanted = buffer.unpack(rows.double())
+        return (wanted.observations + features(wanted.observations, wanted.actions) @ model).to(rows)
+
+    return torch.cat([at(rows) for rows in asked.split(CHUNK)])

@@ -197,13 +197,14 @@ class C4Anywhere:
         """Tensors and integers with which, and with its own networks, a stopped loop goes on unchanged."""
         state = {f"clustering.{name}": tensor.clone() for name, tensor in self.clustering.state().items()}
         rows = {} if self._rows is None else {"rows": self._rows.clone()}
-        return {"updates": self._updates, "averages": self.weighted_penalty.averages.clone(), **rows, **state}
+        counts = {"updates": self._updates, "clustered_at": self._clustered_at}
+        return {**counts, "averages": self.weighted_penalty.averages.clone(), **rows, **state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Of an object with the same options, seed and rows."""
         kept = {f"clustering.{name}": tensor for name, tensor in self.clustering.state().items()}
         kept["averages"] = self.weighted_penalty.averages
-        for name in (*kept, "updates"):
+        for name in (*kept, "updates", "clustered_at"):
             if name not in state:
                 raise InputError(f"C4Anywhere: the state has no '{name}', expected that of an object of these options")
         for name, tensor in kept.items():
@@ -212,8 +213,7 @@ class C4Anywhere:
                 raise InputError(f"C4Anywhere: '{name}' of the state has the shape {found}, expected {expected}")
         for name, tensor in kept.items():
             tensor.copy_(state[name])
-        self._updates = int(state["updates"])
-        self._clustered_at = max(self._updates - 1, 0) // self.config.period * self.config.period
+        self._updates, self._clustered_at = int(state["updates"]), int(state["clustered_at"])
         self._rows = state["rows"].to(self.x.device) if "rows" in state else None
         self._ahead = None
         self.step.fill_(self._updates)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 _LOG_2PI = math.log(2 * math.pi)
+LEAST_LOG_P = -1e30  # of a dead cluster: finite, and too little to matter anywhere
 
 
 class BehaviourModel:
@@ -42,7 +43,7 @@ class BehaviourModel:
     def fit(self, states: Tensor, actions: Tensor, responsibilities: Tensor) -> None:
         """states [R, N, d], actions [R, N, a] (R may be 1: shared rows), responsibilities [R, N, K].
 
-        Rows with all-zero responsibilities (padding, no next action) are left out.
+        Rows with all-zero responsibilities (padding) are left out.
         """
         row_weight = responsibilities.sum(-1, keepdim=True)
         # A dead cluster (no mass at all) inherits the regression of the whole buffer instead of 0/0.
@@ -62,7 +63,7 @@ class BehaviourModel:
             self.bias[:, z].copy_((mean_a - mean_s @ W).squeeze(-2))
             self.log_std[:, z].copy_(0.5 * variance.clamp_min(self.std_floor**2).log())
         share = responsibilities.sum(-2) / mass.squeeze(-1)
-        self.log_p.copy_(share.clamp_min(torch.finfo(share.dtype).tiny).log())  # finite for a dead cluster too
+        self.log_p.copy_(share.log().clamp_min(LEAST_LOG_P))
 
     def mean(self, states: Tensor) -> Tensor:
         """E_z[a|s] for states [R, B, d], [R, K, B, a]."""

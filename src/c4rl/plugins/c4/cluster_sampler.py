@@ -48,11 +48,6 @@ class ClusterSampler:
         self._started = torch.zeros(runs, 1, dtype=torch.bool, device=device)
 
     @property
-    def clusters(self) -> int:
-        """The largest K of the stack."""
-        return self._cumulative.shape[1] // self._pool.shape[1]
-
-    @property
     def holds_all_rows(self) -> bool:
         """Whether every refresh looks at the same rows: all of them."""
         return self._order is None

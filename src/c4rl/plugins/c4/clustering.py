@@ -37,7 +37,7 @@ class ClusteringConfig(Options):
     mixture_start: Literal["warm", "cold"] = "warm"
     """Each fit starts from the last one's responsibilities, or from k-means++."""
     em_steps: int = option(3, at_least=1, at_most=10_000)
-    """EM steps per fit; the first fit and cold ones take ten."""
+    """EM steps per fit; the first fit and those of --mixture-start cold take ten."""
     directions: int | None = option(16, at_least=1, at_most=100_000)
     """Proxy mode: principal directions of g' and of g each, on which the mixture is fitted; None: all."""
     pool: int = option(40_000, at_least=2, at_most=1e9)
@@ -80,7 +80,7 @@ class Clustering:
         self.failed_at = torch.full((runs,), -1, dtype=torch.int64, device=device)
         self.failure = torch.zeros(runs, dtype=torch.int64, device=device)
         self.last_index = 0
-        self.mixture: Mixture | None = None
+        self.mixture: Mixture | None = None  # of the last fit, as are the next two
         self.projections: tuple[Projection, ...] = ()  # of g' and of g, where y is projected
         self.memberships: Tensor | None = None  # r_iz that the next fit starts from, [R, P, K]
         self.responsibilities: Tensor | None = None  # those drawn from since the last refresh, [R, P, K]
@@ -94,6 +94,22 @@ class Clustering:
 
     # -- fitting
 
+    def make_room(self, features: int, dtype: torch.dtype) -> None:
+        """Tensors for fits to this many features, into which the first fit or a stored state is written."""
+        runs, device = len(self.components), self.components.device
+        if (count := self._directions(features)) is not None:
+            sizes = (runs, features), (runs, features, count), (runs,)
+            sides = ((torch.zeros(size, device=device, dtype=dtype) for size in sizes) for _ in range(2))
+            self.projections = tuple(Projection(*side) for side in sides)
+        dim = 2 * (count or features)
+        means = runs, self.clusters, dim
+        covariances = means if self.config.covariance == "diagonal" else (*means, dim)
+        shapes = means[:2], means, covariances, covariances, (runs, dim), (runs, dim)
+        self.mixture = Mixture(*(torch.zeros(shape, device=device, dtype=torch.float64) for shape in shapes))
+        if self._carries_over:
+            rows = self.tables.pool_mask.shape[1]
+            self.memberships = torch.zeros(runs, rows, self.clusters, device=device, dtype=dtype)
+
     @torch.no_grad()
     def refresh(self, gradients: PoolGradients, streams: Streams, step: int) -> dict[str, Tensor]:
         """Fit the mixture to the gradients of the pool's rows; what is reported, [R] each."""
@@ -103,12 +119,14 @@ class Clustering:
         chunks = [gradients(rows) for rows in pool.split(CHUNK.get(pool.device.type, 1024), dim=1)]
         g_next, g, valid = (torch.cat(parts, 1) for parts in zip(*chunks, strict=True))
         valid &= mask
+        if self.mixture is None:
+            self.make_room(g.shape[2], g.dtype)
         # the mixture is fitted on every n-th row of a large pool; all its rows get their responsibilities
         fitted = _every(pool.shape[1], FIT_ROWS)
         looked_at = _every(pool.shape[1], LOOK_ROWS)
         projections = self._projections(*(t[:, looked_at] for t in (g_next, g, valid, mask)))
         y = self._coordinates(g_next, g, projections)
-        found = self._fit(y[:, fitted], valid[:, fitted], streams, fitted)
+        found = self._fit(y[:, fitted], valid[:, fitted], streams, fitted, first=index == 0)
         own = found.responsibilities if fitted.step == 1 else found.mixture.responsibilities(y, valid)
         drawn, failure = own, found.failure
         if self.authors is not None and index == 0:
@@ -127,13 +145,13 @@ class Clustering:
         split = within_and_between(*(t[:, looked_at] for t in (g_next, g, valid, own)))
         return self._report(split, found.mixture, projections)
 
-    def _fit(self, y: Tensor, valid: Tensor, streams: Streams, fitted: slice) -> Fit:
+    def _fit(self, y: Tensor, valid: Tensor, streams: Streams, fitted: slice, first: bool) -> Fit:
         """A warm start takes over which row belongs where, not the parameters: features move so much in 200 updates
         that the last parameters see all rows in one cluster (seen on hopper data: five clusters fell to one within 800
         updates). Where the pool holds other rows each time there is nothing to take over, and k-means++ starts anew."""
         config = self.config
-        steps = config.em_steps if self.mixture is not None and config.mixture_start == "warm" else COLD_STEPS
-        if self._carries_over and self.memberships is not None:
+        steps = COLD_STEPS if first or config.mixture_start == "cold" else config.em_steps
+        if self.memberships is not None and not first:
             start = self.memberships[:, fitted]
         else:
             start = kmeans_start(y, streams, self.components, self.clusters, valid)
@@ -159,10 +177,15 @@ class Clustering:
         return torch.where(mask.unsqueeze(2), weights, 0)
 
     def _projections(self, g_next: Tensor, g: Tensor, valid: Tensor, mask: Tensor) -> tuple[Projection, ...]:
-        count = self.config.directions
-        if self.config.mode == "exact" or count is None or count >= g.shape[2]:
+        count = self._directions(g.shape[2])
+        if count is None:
             return ()
         return principal_directions(g_next, count, valid), principal_directions(g, count, mask)
+
+    def _directions(self, features: int) -> int | None:
+        """On how many directions so many features are projected; None: on none."""
+        count = self.config.directions
+        return count if self.config.mode == "proxy" and count is not None and count < features else None
 
     @staticmethod
     def _coordinates(g_next: Tensor, g: Tensor, projections: tuple[Projection, ...]) -> Tensor:
@@ -171,11 +194,7 @@ class Clustering:
 
     def _keep(self, mixture: Mixture, projections: tuple[Projection, ...], own: Tensor) -> None:
         """Take up the fit in place (a captured graph reads these tensors); a failed run's are replaced all the same."""
-        if self.mixture is None:
-            self.mixture = Mixture(*map(torch.clone, mixture))
-            self.projections = tuple(Projection(*map(torch.clone, side)) for side in projections)
-            self.memberships = own.clone() if self._carries_over else None
-            return
+        assert self.mixture is not None
         for kept, new in zip((self.mixture, *self.projections), (mixture, *projections), strict=True):
             for kept_tensor, new_tensor in zip(kept, new, strict=True):
                 kept_tensor.copy_(new_tensor)
@@ -206,7 +225,7 @@ class Clustering:
         return out
 
     def state(self) -> dict[str, Tensor]:
-        """Names depend on the options alone. Call it after the first refresh."""
+        """Names depend on the options alone."""
         assert self.mixture is not None
         out = {f"sampler.{name}": tensor for name, tensor in self.tables.state().items()}
         out |= {f"mixture.{name}": tensor for name, tensor in self.mixture._asdict().items()}

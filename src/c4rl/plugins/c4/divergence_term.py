@@ -56,12 +56,17 @@ class DivergenceTerm:
         self.own_cluster = single_cluster and config.divergence_against == "cluster"
         sizes = stack.runs, clustering.clusters, stack.observation_dim, stack.action_dim
         self.behaviour = BehaviourModel(*sizes, device=stack.device, dtype=stack.dtype)
+        # of g alone, for the gate; written in place
+        self.marginal = clustering.mixture.marginal() if clustering.mixture and config.divergence_gate else None
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Refit ν_z on the clusters' rows."""
+        """Refit ν_z on the clusters' rows, and take up the mixture's marginal."""
         clustering = self.clustering
         assert clustering.responsibilities is not None and clustering.mixture is not None
+        if self.marginal is not None:
+            for kept, new in zip(self.marginal, clustering.mixture.marginal(), strict=True):
+                kept.copy_(new)
         batch = self.buffer.gather(clustering.tables.pool_rows(clustering.last_index))
         weights = clustering.responsibilities * clustering.tables.pool_mask.unsqueeze(2)
         if (row_weights := self.buffer.row_weights) is not None:
@@ -113,13 +118,18 @@ class DivergenceTerm:
     def likelihood(self, critic: Critic, pairs: Tensor) -> Tensor:
         """log p(g) of pairs [R, B, s + a] under the mixture's marginal of g, [R, B]."""
         clustering = self.clustering
-        assert clustering.mixture is not None
+        assert self.marginal is not None
         g = feature_gradients(clustering.config.mode, critic, self.critic_inputs(pairs), slice(1))[:, 0]
         if clustering.projections:
             g = clustering.projections[1](g)
-        return clustering.mixture.marginal_log_prob(g)
+        return self.marginal.log_prob(g)
 
     def state(self) -> dict[str, Tensor]:
         model = self.behaviour
         parts = {"weight": model.weight, "bias": model.bias, "log_std": model.log_std, "log_p": model.log_p}
-        return {f"behaviour.{name}": tensor for name, tensor in parts.items()}
+        marginal = self.marginal._asdict() if self.marginal is not None else {}
+        return {
+            f"{owner}.{name}": t
+            for owner, own in (("behaviour", parts), ("marginal", marginal))
+            for name, t in own.items()
+        }

@@ -7,14 +7,11 @@ in the policy through its reparametrised actions. 'kl' is KL(pi || nu); 'kl_data
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from c4rl.core.errors import InputError
-
-Kernel = Literal["gaussian", "laplacian"]
 
 
 def w1_from_samples(x: Tensor, y: Tensor) -> Tensor:
@@ -26,18 +23,15 @@ def w1_from_samples(x: Tensor, y: Tensor) -> Tensor:
     return (x.sort(-2).values - y.sort(-2).values).abs().mean(-2).sum(-1)
 
 
-def mmd_squared(x: Tensor, y: Tensor, kernel: Kernel = "gaussian", bandwidth: float = 1.0) -> Tensor:
+def mmd_squared(x: Tensor, y: Tensor) -> Tensor:
     """MMD^2 from samples x [..., n, a] and y [..., k, a] -> [...]; unbiased for n, k >= 2, so it can be negative.
 
-    gaussian: exp(-|d|_2^2 / (2 bandwidth^2)); laplacian: exp(-|d|_1 / bandwidth). A single sample is taken as a
-    point mass (k(x, x) = 1): exact for a deterministic policy; a single y shifts the value by a constant in pi.
+    The kernel is exp(-|d|^2 / 2). A single sample is taken as a point mass (k(x, x) = 1): exact for a deterministic
+    policy; a single y shifts the value by a constant in pi.
     """
 
     def gram(p: Tensor, q: Tensor) -> Tensor:
-        d = p.unsqueeze(-2) - q.unsqueeze(-3)
-        if kernel == "gaussian":
-            return torch.exp(-d.square().sum(-1) / (2 * bandwidth**2))
-        return torch.exp(-d.abs().sum(-1) / bandwidth)
+        return torch.exp(-(p.unsqueeze(-2) - q.unsqueeze(-3)).square().sum(-1) / 2)
 
     def within(p: Tensor) -> Tensor:
         n = p.shape[-2]

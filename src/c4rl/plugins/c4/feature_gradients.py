@@ -4,7 +4,7 @@ Exact: the gradient of Q with respect to its input [s, a]. Proxy: the penultimat
 run. The target critic gives g', with the logged next action.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -12,19 +12,18 @@ from torch import Tensor
 
 from c4rl.core.networks import Critic, CriticOutput
 from c4rl.core.ops import kernels
+from c4rl.core.ops.mlp import stacked_mlp
 
 Mode = Literal["proxy", "exact"]
 
 
 def feature_gradients(mode: Mode, critic: Critic, state_actions: Tensor, members: slice = slice(None)) -> Tensor:
     """Of given rows [R, B, s + a], without a graph: [R, M, B, m], m = s + a (exact) or the width (proxy)."""
+    if mode == "exact" and critic.mlp.layer_norm:
+        return autograd_gradient(critic, state_actions, members, create_graph=False)
     with torch.no_grad():
         output = critic.at(state_actions, members)
-        if mode == "proxy":
-            return output.features
-        if not critic.mlp.layer_norm:
-            return explicit_gradient(critic, output, members)
-    return autograd_gradient(critic, state_actions, members).detach()
+        return output.features if mode == "proxy" else explicit_gradient(critic, output, members)
 
 
 @torch.no_grad()
@@ -32,7 +31,7 @@ def both_feature_gradients(critic: Critic, state_actions: Tensor) -> tuple[Tenso
     """Exact and proxy from one evaluation, without a graph: [R, M, B, s + a] and [R, M, B, width]."""
     output = critic.at(state_actions)
     if critic.mlp.layer_norm:
-        return autograd_gradient(critic, state_actions).detach(), output.features
+        return autograd_gradient(critic, state_actions, create_graph=False), output.features
     return explicit_gradient(critic, output), output.features
 
 
@@ -58,17 +57,22 @@ def explicit_gradient(critic: Critic, output: CriticOutput, members: slice = sli
     return rows.view(*output.q.shape[:3], -1)
 
 
-def autograd_gradient(critic: Critic, state_actions: Tensor, members: slice = slice(None)) -> Tensor:
+def autograd_gradient(
+    critic: Critic, state_actions: Tensor, members: slice = slice(None), create_graph: bool = True
+) -> Tensor:
     """The same by automatic differentiation, for any architecture."""
+    weights, biases, gains, shifts = critic.mlp.layers(members)
+    runs, chosen = weights[0].shape[:2]
+
+    def as_runs(parameters: Sequence[Tensor]) -> list[Tensor]:
+        return [parameter.flatten(0, 1).unsqueeze(1) for parameter in parameters]
+
     with torch.enable_grad(), kernels(False):  # the fused ones can be differentiated once only
-        x = state_actions.detach().requires_grad_()
-        chosen = critic.mlp.weights[0][:, members].shape[1]
         # each member has its own copy of the rows, so that one sum gives every member's gradient
-        gradients: list[Tensor] = []
-        q = critic.at(x, members).q
-        for member in range(chosen):
-            gradients += torch.autograd.grad(q[:, member].sum(), x, create_graph=True)
-        return torch.stack(gradients, dim=1)
+        copies = state_actions.detach().unsqueeze(1).expand(-1, chosen, -1, -1).flatten(0, 1).requires_grad_()
+        q, _ = stacked_mlp(copies, None, (as_runs(weights), as_runs(biases), as_runs(gains), as_runs(shifts)))
+        (gradient,) = torch.autograd.grad(q.sum(), copies, create_graph=create_graph)
+        return gradient.unflatten(0, (runs, chosen))
 
 
 def input_gradient(critic: Callable[[Tensor], Tensor], x: Tensor, create_graph: bool) -> Tensor:

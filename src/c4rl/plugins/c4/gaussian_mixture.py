@@ -80,10 +80,6 @@ class Mixture(NamedTuple):
         """r_iz proportional to p_z N(g_i | mu_z, Sigma_z): [R, N, m] -> [R, N, K]."""
         return self.marginal().responsibilities(g)
 
-    def marginal_log_prob(self, g: Tensor) -> Tensor:
-        """log p(g), how well the data covers g: [R, N, m] -> [R, N]."""
-        return self.marginal().log_prob(g)
-
     def blocks(self) -> Blocks:
         """Sigma'_z, C_z and Sigma_z in the original units (with their share of epsilon I)."""
         omega = torch.diag_embed(self.covariances) if self._diagonal else self.covariances

@@ -4,13 +4,14 @@ In a stack all runs have tables for its largest K and its longest pool P. A chec
 that it can be read back into any stack. Padding is never drawn from: its clusters have weight 0, its rows no mass.
 """
 
-import math
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-PER_CLUSTER = ("mixture.weights", "mixture.means", "mixture.covariances", "mixture.precision_factors", "behaviour.")
+from c4rl.plugins.c4.behaviour_model import LEAST_LOG_P
+
+OF_MIXTURES = ("weights", "means", "covariances", "precision_factors")
+PER_CLUSTER = (*(f"{which}.{name}" for which in ("mixture", "marginal") for name in OF_MIXTURES), "behaviour.")
 
 
 def unpadded(name: str, tensor: Tensor, own: tuple[int, int], stack: tuple[int, int]) -> Tensor:
@@ -44,8 +45,8 @@ def padded(name: str, tensor: Tensor, own: tuple[int, int], stack: tuple[int, in
     if not name.startswith(PER_CLUSTER):
         return tensor
     filling = tensor[:1].expand(more_clusters, *tensor.shape[1:])  # regular as any cluster; its weight is 0
-    if name == "mixture.weights":
+    if name in ("mixture.weights", "marginal.weights"):
         filling = torch.zeros_like(filling)
     elif name == "behaviour.log_p":
-        filling = torch.full_like(filling, math.log(torch.finfo(tensor.dtype).tiny))
+        filling = torch.full_like(filling, LEAST_LOG_P)
     return torch.cat([tensor, filling])

@@ -72,6 +72,9 @@ class C4(Plugin):
             authors=self.authors,
             row_weights=lambda: buffer.row_weights,
         )
+        assert algorithm.critics is not None
+        weights = algorithm.critics[0].mlp.weights
+        self.clustering.make_room(weights[0 if config.mode == "exact" else -1].shape[2], stack.dtype)
         self.penalty = WeightedPenalty(config, stack.runs, stack.device, stack.dtype)
         self.divergence = None
         if config.divergence_weight:
@@ -80,6 +83,8 @@ class C4(Plugin):
             self.divergence = DivergenceTerm(config, stack, algorithm, self.clustering, buffer, single_cluster)
         # λR of the last update, summed over the critics, and its ratio to the TD loss, [R]
         self._penalty, self._share = torch.zeros(2, stack.runs, device=stack.device, dtype=stack.dtype)
+
+    def start(self, algorithm: Host) -> None:
         self._cluster_gradients(algorithm, 0)
 
     # -- Algorithm 1: every `period` updates the E- and M-steps,
