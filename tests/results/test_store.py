@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,14 @@ def test_how_long_a_job_takes_is_judged_by_the_most_similar_runs(trained: Traine
         ("TD3+BC + C4", 16): "", ("TD3+BC + C4", 12): "guessed from td3_bc", ("TD3+BC + C4", 0): None,
         ("BC", 16): "", ("BC", 12): "", ("BC", 0): None,
     }  # fmt: skip
+    wider = job._replace(config=replace(job.config, options=replace(job.config.options, hidden_width=256)))
+    rates = [
+        entry.data["made"]["timing"]["run_updates_per_second"]
+        for entry in entries
+        if entry.data["run"]["algorithm"] == "bc"
+    ]
+    expected = pytest.approx(job.run_updates / median(rates) / 60), "guessed from bc with other networks"
+    assert minutes_of(wider, entries, []) == expected, "small networks say little of large ones"
     bc, stages = Rate("bc", [], "fp32", "cuda", {"training": 2.0}), {"dynamics model": 1.0, "training": 4.0}
     assert minutes_of(job, entries, [bc]) == (job.run_updates / 2 / 60, ""), "a GPU, not the store's CPU"
     assert minutes_of(job, [], [bc._replace(precision="bf16x3")]) == (job.run_updates / 2 / 60, "guessed from bc")

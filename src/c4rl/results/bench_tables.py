@@ -159,17 +159,17 @@ class Speed(NamedTuple):
     precision: str
     device: str
     rate: float
+    networks: tuple[int, int] | None = None  # layers and their width; None: of a usual size
 
 
 def known_speeds(job: Job, entries: Iterable[Entry], measured: Iterable[Rate]) -> list[Speed]:
     """Of runs in the store, and measured; of the job's kind of device, where there are any."""
-    found = [
-        Speed(
-            run["algorithm"], run["plugins"], entry.precision, made["device"], made["timing"]["run_updates_per_second"]
-        )
-        for entry in entries
-        for run, made in ((entry.data["run"], entry.data["made"]),)
-    ]
+    found = []
+    for entry in entries:
+        run, made = entry.data["run"], entry.data["made"]
+        networks = run["options"]["hidden_layers"], run["options"]["hidden_width"]
+        rate = made["timing"]["run_updates_per_second"]
+        found.append(Speed(run["algorithm"], run["plugins"], entry.precision, made["device"], rate, networks))
     stages = {stage.name: stage.updates for stage in job.config.stages}
     for one in measured:
         shares = {name: stages.get(name, 0) / rate for name, rate in one.stages.items()}
@@ -182,15 +182,19 @@ def known_speeds(job: Job, entries: Iterable[Entry], measured: Iterable[Rate]) -
 
 def minutes_of(job: Job, entries: Iterable[Entry], measured: Iterable[Rate]) -> tuple[float, str] | None:
     """How long, and judged by what: the best speed known of the algorithm with these plug-ins in this precision, else
-    the median of the algorithm, else of all; None where there are none."""
+    the median of the algorithm, else of all; of networks of the job's size, where there are any; None without any."""
     config = job.config
     wanted = config.algorithm, config.active_plugins, config.precision
     similar, others = f"guessed from {config.algorithm}", "guessed from others"
+    kinds = "", similar, others, f"{similar} with other networks", f"{others} with other networks"
+    networks = config.options.hidden_layers, config.options.hidden_width
     speeds: dict[str, list[float]] = {}
     for speed in known_speeds(job, entries, measured):
         kind = "" if speed[:3] == wanted else similar if speed.algorithm == config.algorithm else others
+        if speed.networks not in (None, networks):
+            kind = f"{kind or similar} with other networks"
         speeds.setdefault(kind, []).append(speed.rate)
-    for kind in ("", similar, others):
+    for kind in kinds:
         if kind in speeds:
             return job.run_updates / (median if kind else max)(speeds[kind]) / 60, kind
     return None
