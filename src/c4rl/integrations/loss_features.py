@@ -7,6 +7,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from c4rl.plugins.c4.anywhere import plain_tensor
+
 CHECKED_EVERY = 200  # batches
 Recorded = tuple[int, Tensor]  # which network's layer, and what entered it
 
@@ -43,7 +45,7 @@ class LossFeatures:
                 hook.remove()
 
     def _record(self, owner: int, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        features = torch.func.debug_unwrap(inputs[0], recurse=True)  # under vmap: [critics, B, m]
+        features = plain_tensor(inputs[0])  # under vmap: [critics, B, m]
         if features.requires_grad:
             self._recorded.append((owner, features))
 

@@ -9,7 +9,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.func import debug_unwrap
 
 from c4rl.core.errors import InputError
 from c4rl.core.random import Streams
@@ -321,6 +320,16 @@ def q_values(critic: CriticFunction, x: Tensor, action_dim: int | None = None) -
     )
 
 
+def plain_tensor(tensor: Tensor) -> Tensor:
+    """The tensor within those of torch.vmap and torch.func's other transforms."""
+    if hasattr(torch.func, "debug_unwrap"):
+        return torch.func.debug_unwrap(tensor, recurse=True)
+    functorch = torch._C._functorch  # of PyTorch before 2.7
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor
+
+
 def penultimate_features(
     critic: CriticFunction, x: Tensor, head: str | None = None, action_dim: int | None = None
 ) -> Tensor:
@@ -337,7 +346,7 @@ def penultimate_features(
     calls: list[tuple[Tensor, Any, int]] = []  # of a layer: its input, its output, how often that was written to
 
     def record(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        features, output = (debug_unwrap(one, recurse=True) for one in ((*args, *kwargs.values())[0], output))
+        features, output = plain_tensor((*args, *kwargs.values())[0]), plain_tensor(output)
         calls.append((features, output, output._version))
 
     handles = [module.register_forward_hook(record, with_kwargs=True) for module in watched]
