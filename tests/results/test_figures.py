@@ -139,6 +139,8 @@ def test_figures_become_new_files(
     few = [*common, "--methods", METHODS[1].label, METHODS[0].label]
     assert main(["figure", "improvement", *few, "--output", "few.svg"]) == 0
     assert "8 of 8 runs" in Path("few.svg").read_text()
+    assert main(["figure", "curves", *common, "--sets", TASKS[0], "--output", "one.svg"]) == 0
+    assert [task in Path("one.svg").read_text() for task in TASKS] == [True, False]
     capsys.readouterr()
     for command, sentence in (
         (["curves", *common], "curves.png: exists already"),
@@ -148,13 +150,14 @@ def test_figures_become_new_files(
         (["overhead"], "figure overhead: nothing was measured; `c4rl bench table overhead` does"),
         (["overhead", "--table", "main"], "--table: found main, expected none"),
         (["overhead", "--methods", "BC"], "--methods: found BC, expected none"),
+        (["overhead", "--sets", "ant"], "--sets: found ant, expected none"),
         (["profiles", *common, "--methods", "BC", "nobody"], "--methods: found 'nobody', expected some of BC; "),
         (["curves", "--table", "nothing", "--output", "n.png"], "table: found 'nothing', expected one of main"),
     ):
         assert main(["figure", *command]) == 2
         error = capsys.readouterr().err
         assert sentence in error and error.count("\n") == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["curves.png", "few.svg", "new.svg"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["curves.png", "few.svg", "new.svg", "one.svg"]
 
 
 def test_every_figure_is_of_a_table_and_its_methods() -> None:
@@ -183,7 +186,7 @@ def test_speeds_are_measured_once_and_drawn(
         assert main(["table", *common]) == 0
         row = capsys.readouterr().out.splitlines()[-1].split(" | ")
         assert float(row[1]) > 0 and float(row[2]) > 0 and "fp32" in row[-1]
-        draw(name, tmp_path / f"{name}.png", None, None, tmp_path, tmp_path / "speeds")
+        draw(name, tmp_path / f"{name}.png", None, None, None, tmp_path, tmp_path / "speeds")
     (spoiled, *_) = sorted((tmp_path / "speeds").glob("*/*.json"))
     spoiled.rename(spoiled.with_name("bc-none-300_rows-7_runs.json"))
     assert main(["table", *common]) == 2

@@ -67,6 +67,9 @@ def test_missing_runs_leave_gaps(trained: Trained) -> None:
     with pytest.raises(InputError, match="--methods: found 'CQL', expected some of BC; TD3"):
         table.only(["CQL"])
     assert table.on(["maze2d-open"]).runs == table.runs / 2 and table.on(None).runs == table.runs
+    here = table.on(["maze2d-open", "maze2d-umaze"])
+    whole = small_table(seeds=3)
+    assert rows_of(here, fill(here, trained.store)) == rows_of(whole, fill(whole, trained.store)), "their own mean"
     with pytest.raises(InputError, match="--sets: found 'hopper', expected the start of maze2d"):
         table.on(["hopper"])
 
@@ -202,7 +205,7 @@ def test_tables_share_their_runs() -> None:
 def test_every_table_prints_from_the_store_of_the_checkout(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     for format in ("markdown", "latex") if name in ("main", "overhead") else ("markdown",):
-        assert table_text(name, format, "late", None, Path("results/store"), Path("results/speed"))
+        assert table_text(name, format, "late", None, None, Path("results/store"), Path("results/speed"))
 
 
 def test_wrong_words_are_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
@@ -210,6 +213,8 @@ def test_wrong_words_are_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch, 
     for command, sentence in (
         ("table nothing", "table: found 'nothing', expected one of main, c4-plugin"),
         ("table trace --score best", "--score: found best, expected late, last or curve"),
+        ("table main --sets ant", "--sets: found 'ant', expected the start of halfcheetah-expert-v2, "),
+        ("table overhead --sets hopper", "--sets: found with table overhead, expected a table of scores"),
         ("bench table nothing --dry", ", overhead, runtime"),
         ("bench table main", "--data: not given, expected the folder of the datasets"),
         ("bench pages README.md", "README.md: found no block"),

@@ -23,6 +23,8 @@ class Flags(Options):
     """Draw it of another table than its own, with all its methods."""
     methods: tuple[str, ...] | None = None
     """Draw only these methods of its table; a comparison compares them with the table's first of them."""
+    sets: tuple[str, ...] | None = None
+    """Draw only sets whose names start so, such as hopper."""
     store: Path = STORE
     """Folder of the results store."""
     speeds: Path = SPEEDS
@@ -40,6 +42,6 @@ def figure(arguments: Arguments) -> int:
     from c4rl.training.run_directory import check_new_file
 
     check_new_file("output", output)
-    draw(flags.name, output, flags.table, flags.methods, flags.store, flags.speeds)
+    draw(flags.name, output, flags.table, flags.methods, flags.sets, flags.store, flags.speeds)
     print(output)
     return 0

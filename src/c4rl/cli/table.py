@@ -26,6 +26,8 @@ class Flags(Options):
     where a row differs from another in one part alone."""
     methods: tuple[str, ...] | None = None
     """Only these rows of the table."""
+    sets: tuple[str, ...] | None = None
+    """Only sets whose names start so, such as hopper; means are over these."""
     far: bool = False
     """Instead, list the cells far from the paper's, and what is known of the reasons."""
     store: Path = STORE
@@ -45,4 +47,6 @@ def printed(arguments: Arguments) -> str:
 
     from c4rl.results.pages import table_text
 
-    return table_text(flags.name, flags.format, flags.score, flags.methods, flags.store, flags.speeds, flags.far)
+    return table_text(
+        flags.name, flags.format, flags.score, flags.methods, flags.sets, flags.store, flags.speeds, flags.far
+    )

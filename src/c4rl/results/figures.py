@@ -51,13 +51,19 @@ FIGURES = {
 
 
 def draw(
-    name: str, output: Path, table: str | None, methods: tuple[str, ...] | None, store: Path, speeds: Path
+    name: str,
+    output: Path,
+    table: str | None,
+    methods: tuple[str, ...] | None,
+    sets: tuple[str, ...] | None,
+    store: Path,
+    speeds: Path,
 ) -> None:
-    """Draw one figure into a new file; table, methods: others than its own."""
+    """Draw one figure into a new file; table, methods, sets: others than its own."""
     if name not in (*FIGURES, *SPEED_TABLES):
         raise InputError(f"figure: found '{name}', expected one of {', '.join((*FIGURES, *SPEED_TABLES))}")
     if name in SPEED_TABLES:
-        for flag, given in (("table", table), ("methods", " ".join(methods or ()))):
+        for flag, given in (("table", table), ("methods", " ".join(methods or ())), ("sets", " ".join(sets or ()))):
             if given:
                 raise InputError(f"--{flag}: found {given}, expected none: figure {name} is of measured speeds")
         _save(speed_figure(SPEED_TABLES[name], speeds), output)
@@ -68,7 +74,7 @@ def draw(
     if methods is not None:
         drawing = replace(drawing, methods=methods, pairs=())
     chosen = get_table(drawing.table)
-    chosen = replace(chosen, quantity=drawing.quantity or chosen.quantity)
+    chosen = replace(chosen, quantity=drawing.quantity or chosen.quantity).on(sets)
     filled = fill(chosen, Store(store))
     chosen = chosen.only(drawing.methods)
     if not any(method.label == label for method in chosen.methods for label, _ in filled):

@@ -43,13 +43,20 @@ BLOCK = re.compile(r"(?P<head><!-- c4rl (?P<command>[^>]*?) -->\n).*?(?P<end><!-
 
 
 def table_text(
-    name: str, format: str, score: str, methods: Sequence[str] | None, store: Path, speeds: Path, far: bool = False
+    name: str,
+    format: str,
+    score: str,
+    methods: Sequence[str] | None,
+    sets: Sequence[str] | None,
+    store: Path,
+    speeds: Path,
+    far: bool = False,
 ) -> str:
     """What `c4rl table` prints."""
     if far and name not in TABLES:
         raise InputError(f"--far: found with table {name}, expected one of {', '.join(TABLES)}")
     if name not in (*SPEED_TABLES, INDEX):
-        table = get_table(name, (*SPEED_TABLES, INDEX)).only(methods)
+        table = get_table(name, (*SPEED_TABLES, INDEX)).only(methods).on(sets)
         if score in ("best", "selected", "criteria") and table.quantity != "score":
             raise InputError(f"--score: found {score}, expected late, last or curve: table {name} is not about scores")
         filled = fill(table, _opened(store))
@@ -64,8 +71,9 @@ def table_text(
         words = caption(table, filled, score)
         views = {"criteria": criteria_rows, "differences": difference_rows}
         rows = views[score](table, filled) if score in views else rows_of(table, filled, score)
-    elif methods is not None:
-        raise InputError(f"--methods: found with table {name}, expected a table of scores")
+    elif methods is not None or sets is not None:
+        flag = "sets" if methods is None else "methods"
+        raise InputError(f"--{flag}: found with table {name}, expected a table of scores")
     elif name in SPEED_TABLES:
         speed_table, measured = SPEED_TABLES[name], read_speeds(speeds)
         rows, words = speed_rows(speed_table, measured), speed_caption(speed_table, measured)

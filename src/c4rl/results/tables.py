@@ -147,11 +147,14 @@ class ResultTable:
         return replace(self, methods=tuple(m for m in self.methods if labels is None or m.label in labels))
 
     def on(self, starts: Sequence[str] | None) -> "ResultTable":
-        """Trained only on the sets whose names start so."""
-        for start in starts or ():
+        """Of the sets that are trained, only those whose names start so."""
+        if starts is None:
+            return self
+        for start in starts:
             if not any(name.startswith(start) for name in self.measured):
                 raise InputError(f"--sets: found '{start}', expected the start of {', '.join(self.measured)}")
-        return replace(self, trained=tuple(n for n in self.measured if starts is None or n.startswith(tuple(starts))))
+        chosen = tuple(n for n in self.tasks if n in self.measured and n.startswith(tuple(starts)))
+        return replace(self, tasks=chosen, trained=None)
 
     def printed(self, method: Method, task: str) -> Sequence[float] | None:
         """The paper's number: mean, and the standard deviation where there is one."""
