@@ -16,8 +16,6 @@ c="TD3+BC + C4"
 locomotion() { # C4's rows of main by preset, each with its control, a set or two at a time; what is cheap in between
   cat <<PARTS
 main@halfcheetah|control: paper, K 1, λ 0
-main@halfcheetah-expert|CQL + C4, paper
-main@halfcheetah-medium|CQL + C4, paper
 c4-plugin|TD3+BC + LN + C4 on gradients
 effective-k
 clusters
