@@ -213,12 +213,30 @@ def test_a_compiled_critic_is_the_one_within(mode: str) -> None:
         assert torch.equal(*(c4.penalty(c4.critic, c4.target) for c4 in forms))
 
 
-def test_looking_at_a_critic_leaves_it_and_random_numbers_alone() -> None:
+@pytest.mark.skipif(not hasattr(torch.compiler, "set_stance"), reason="PyTorch before 2.6 compiles what it is told to")
+@pytest.mark.parametrize("inner", [False, True])
+def test_a_critic_compiled_in_place_or_with_a_compiled_part_is_not_compiled_for_c4(inner: bool) -> None:
+    torch.manual_seed(0)
+    critic = Apart()
+    compiled = copy.deepcopy(critic)
+    if inner:
+        compiled = Joined(torch.compile(compiled, backend="aot_eager"))
+    else:
+        compiled.compile(backend="aot_eager")
+    forms = [outside(form, config={"mode": "exact"}) for form in (critic, compiled)]
+    assert torch.equal(*(c4.rows(32) for c4 in forms))
+    assert torch.equal(*(c4.penalty(c4.critic, c4.target) for c4 in forms))
+    forms[1].penalty(compiled, compiled).backward()  # compiled ones cannot be differentiated twice
+
+
+@pytest.mark.parametrize("function", [False, True])
+def test_looking_at_a_critic_leaves_it_and_random_numbers_alone(function: bool) -> None:
     net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(), torch.nn.Linear(8, 1))
     net[2].eval()
     before, random = copy.deepcopy(net.state_dict()), torch.get_rng_state()
-    c4 = outside(net)
-    c4.features(net, some_rows(8))
+    critic = net.forward if function else net  # as a twin module's own method for the first of its critics
+    c4 = outside(critic, config={"mode": "exact" if function else "proxy"})
+    c4.features(critic, some_rows(8))
     assert torch.equal(torch.get_rng_state(), random)
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert [module.training for module in net.modules()] == [True, True, True, False, True]

@@ -37,6 +37,12 @@ def chain(activation: nn.Module, bias: bool = True) -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 8, bias=bias), activation, nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
 
 
+def normed(critic: nn.Sequential) -> nn.Sequential:
+    """Whose weights are made at each call."""
+    nn.utils.weight_norm(critic[0])
+    return critic
+
+
 def features_of(targets: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
     with torch.no_grad():
         return [penultimate_features(target, x) for target in targets]
@@ -68,6 +74,7 @@ def test_features_are_those_of_each_target(target: Callable[[], nn.Module]) -> N
         lambda: [chain(nn.LayerNorm(8)), chain(nn.LayerNorm(8))],
         lambda: [chain(nn.ReLU()), chain(nn.Tanh())],
         lambda: [chain(nn.LeakyReLU(0.1)), chain(nn.LeakyReLU(0.5))],
+        lambda: [normed(chain(nn.ReLU())), normed(chain(nn.ReLU()))],
     ],
 )
 def test_other_targets_are_left_alone(targets: Callable[[], list[nn.Module]]) -> None:

@@ -128,6 +128,8 @@ def _candidates(called: list[list[nn.Module]], inputs: int) -> Iterator[Chains]:
     fits = all(layer.in_features == width for layer, width in zip(linear, widths, strict=False))
     if not linear or not fits or not all(isinstance(layer, (nn.Linear, *ELEMENTWISE)) for layer in layers[0]):
         return
+    if any(layer._forward_pre_hooks for own in layers for layer in own):  # such as torch.nn.utils.weight_norm's
+        return  # they make the weight anew at each call: the one at hand is that of the last call
     chains: Chains = list(zip(*layers, strict=True))
     yield chains
     if len(linear) == len(chains):  # activations need not be modules

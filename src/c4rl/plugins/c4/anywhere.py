@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -250,7 +250,7 @@ class C4Anywhere:
                 "C4Anywhere: the critic takes states and actions apart, expected action_dim, the number of actions"
             )
         actions = None if joined else self.action_dim
-        with nullcontext() if create_graph else _at_rest(critic):
+        with _uncompiled(critic), nullcontext() if create_graph else _at_rest(critic):
             if self.config.mode == "exact":
                 return input_gradient(lambda x: q_values(critic, x, actions), x, create_graph)
             with torch.set_grad_enabled(create_graph):
@@ -275,10 +275,24 @@ def _unwrapped(critic: CriticFunction) -> CriticFunction:
     return getattr(critic, "_orig_mod", critic)
 
 
+def _modules(critic: CriticFunction) -> list[nn.Module]:
+    """Of a module, or of that whose method the critic is."""
+    owner = getattr(critic, "__self__", critic)
+    return list(owner.modules()) if isinstance(owner, nn.Module) else []
+
+
+def _uncompiled(critic: CriticFunction) -> AbstractContextManager[Any]:
+    """For modules compiled in place, and those with compiled ones in them: as `_unwrapped`, from PyTorch 2.6 on."""
+    compiled = any(module._compiled_call_impl or "_orig_mod" in module._modules for module in _modules(critic))
+    if not compiled or not hasattr(torch.compiler, "set_stance"):
+        return nullcontext()
+    return torch.compiler.set_stance("force_eager")
+
+
 @contextmanager
 def _at_rest(critic: CriticFunction) -> Iterator[None]:
     """Without dropout and without new batch statistics: looking at a critic changes neither it nor random numbers."""
-    modules = [module for module in critic.modules() if module.training] if isinstance(critic, nn.Module) else []
+    modules = [module for module in _modules(critic) if module.training]
     for module in modules:
         module.training = False
     try:
