@@ -243,14 +243,14 @@ def test_looking_at_a_critic_leaves_it_and_random_numbers_alone(function: bool) 
 
 
 class ActionsFirst(Apart):
-    def forward(self, action: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-        return super().forward(state, action)
+    def forward(self, action_batch: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        return super().forward(state, action_batch)
 
 
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: outside(ActionsFirst()), r"takes \(action, state\), expected states first"),
+        (lambda: outside(ActionsFirst()), r"takes \(action_batch, state\), expected states first"),
         (lambda: outside(Apart(), action_dim=None), "takes states and actions apart, expected action_dim"),
         (lambda: outside(lambda *all: all[0].sum(1), config={"mode": "exact"}), "needs 0 arguments, expected 1 or 2"),
         (lambda: outside(Apart(), head="tail"), "has no layer 'tail'"),
@@ -277,6 +277,16 @@ def test_the_penalty_of_given_rows_is_that_of_the_batch_they_were() -> None:
     assert c4.penalty(critic, critic) != expected
     assert torch.equal(c4.penalty(critic, critic, rows=first), expected)
     assert c4.penalty(critic, critic, rows=first).requires_grad
+
+
+@pytest.mark.parametrize("given", [lambda g: g[:, :4], lambda g: g[:8], lambda g: g[:, 0]])
+def test_features_of_another_layer_or_batch_are_refused(given: Any) -> None:
+    critic = Apart()
+    c4 = outside(critic)
+    features = critic.features(c4.x[c4.rows(32)])
+    assert c4.penalty(critic, critic, features=features) == c4.penalty(critic, critic)
+    with pytest.raises(InputError, match=r"features have the shape .*, expected \[1, 32, 8\] as those of"):
+        c4.penalty(critic, critic, features=given(features))
 
 
 def test_without_weight_there_is_no_penalty() -> None:

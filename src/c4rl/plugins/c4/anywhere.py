@@ -178,6 +178,11 @@ class C4Anywhere:
             if g_next is None:
                 x_next = self.x_next[rows]
                 g_next = _stacked([self._gradients(target, x_next, create_graph=False) for _, target in critics])
+            if g.shape != g_next.shape:
+                raise InputError(
+                    f"C4Anywhere: the critics' features have the shape {list(g.shape)}, expected {list(g_next.shape)} "
+                    "as those of their targets at these rows, of the same layer"
+                )
             if torch.is_grad_enabled() and not g.requires_grad:
                 raise InputError(
                     "C4Anywhere: no gradient reaches the critic through its features, expected layers below the last "
@@ -284,7 +289,8 @@ def _modules(critic: CriticFunction) -> list[nn.Module]:
 def _uncompiled(critic: CriticFunction) -> AbstractContextManager[Any]:
     """For modules compiled in place, and those with compiled ones in them: as `_unwrapped`, from PyTorch 2.6 on."""
     compiled = any(module._compiled_call_impl or "_orig_mod" in module._modules for module in _modules(critic))
-    if not compiled or not hasattr(torch.compiler, "set_stance"):
+    # where the whole update is being compiled, the switch must not be touched
+    if not compiled or torch.compiler.is_compiling() or not hasattr(torch.compiler, "set_stance"):
         return nullcontext()
     return torch.compiler.set_stance("force_eager")
 
@@ -315,7 +321,7 @@ def takes_joined(critic: CriticFunction) -> bool:
         raise InputError(
             f"C4Anywhere: the critic needs {len(needed)} arguments, expected 1 or 2, or joined= to say which it takes"
         )
-    if len(needed) == 2 and needed[0].name in ("a", "act", "action", "actions"):
+    if len(needed) == 2 and (needed[0].name in ("a", "u") or needed[0].name.startswith("act")):
         raise InputError(f"C4Anywhere: the critic takes ({needed[0].name}, {needed[1].name}), expected states first")
     return len(needed) == 1
 
