@@ -114,6 +114,41 @@ def test_critics_that_begin_equal_keep_their_own_features(c4: C4Anywhere) -> Non
             critics[1][0][0].weight.mul_(2)
 
 
+def test_small_features_are_not_mistaken_for_those_of_other_rows(critics: Any, c4: C4Anywhere) -> None:
+    rows, networks = c4.rows(32), [q for q, _ in critics]
+    with torch.no_grad():
+        for weight in (weight for q in networks for weight in q[2].parameters()):
+            weight.mul_(1e-7)
+    computed = [c4.features(q, c4.x[rows]) for q in networks]
+    recorded = LossFeatures(networks)
+    with recorded.recording():
+        one_by_one(critics, c4.x[rows])
+    found = recorded.of_critics(lambda: computed)
+    assert found is not None
+    torch.testing.assert_close(found, torch.stack(computed), rtol=1e-9, atol=0)
+
+
+class ByName(nn.Module):
+    """Calls its last layer with the argument's name."""
+
+    def __init__(self, layers: nn.Sequential) -> None:
+        super().__init__()
+        self.body, self.head = layers[:-1], layers[-1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(input=self.body(x))
+
+
+def test_features_given_by_name_are_found(c4: C4Anywhere) -> None:
+    named, rows = ByName(critic(0)), c4.rows(32)
+    recorded = LossFeatures([named])
+    with recorded.recording():
+        named(c4.x[rows])
+    found = recorded.of_critics(lambda: [c4.features(named, c4.x[rows])])
+    assert found is not None
+    torch.testing.assert_close(found[0], named.body(c4.x[rows]))
+
+
 def test_features_of_another_precision_are_not_the_critics(critics: Any, c4: C4Anywhere) -> None:
     """As a loss under autocast has them."""
     rows, networks = c4.rows(32), [q for q, _ in critics]
