@@ -43,6 +43,18 @@ def normed(critic: nn.Sequential) -> nn.Sequential:
     return critic
 
 
+class Lent(nn.Module):
+    """Whose weights are kept outside, as ensembles under torch.vmap have them."""
+
+    def __init__(self, base: nn.Module, device: str) -> None:
+        super().__init__()
+        self.weights = {name: weight.detach().clone() for name, weight in base.named_parameters()}
+        self.base = base.to(device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.func.functional_call(self.base, self.weights, (x,))
+
+
 def features_of(targets: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
     with torch.no_grad():
         return [penultimate_features(target, x) for target in targets]
@@ -75,6 +87,8 @@ def test_features_are_those_of_each_target(target: Callable[[], nn.Module]) -> N
         lambda: [chain(nn.ReLU()), chain(nn.Tanh())],
         lambda: [chain(nn.LeakyReLU(0.1)), chain(nn.LeakyReLU(0.5))],
         lambda: [normed(chain(nn.ReLU())), normed(chain(nn.ReLU()))],
+        lambda: [Lent(chain(nn.ReLU()), "cpu")],
+        lambda: [Lent(chain(nn.ReLU()), "meta")],
     ],
 )
 def test_other_targets_are_left_alone(targets: Callable[[], list[nn.Module]]) -> None:

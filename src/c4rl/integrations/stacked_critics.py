@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from c4rl.plugins.c4.anywhere import plain_tensor
+
 CHECKED_EVERY = 200  # batches
 # modules without weights that treat every number alike
 ELEMENTWISE = nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid, nn.Softplus
@@ -48,8 +50,15 @@ class StackedCritics:
 
     def _find_chains(self, evaluate: Evaluate, x: Tensor, computed: Computed) -> Chains:
         called: list[list[nn.Module]] = [[] for _ in self._critics]
+        lent: list[tuple[nn.Linear, int]] = []  # and where in memory its weight was when it was called
+
+        def record(module: nn.Module, own: list[nn.Module]) -> None:
+            own.append(module)
+            if isinstance(module, nn.Linear):
+                lent.append((module, plain_tensor(module.weight).data_ptr()))
+
         hooks = [
-            module.register_forward_pre_hook(lambda module, _, own=own: own.append(module))
+            module.register_forward_pre_hook(lambda module, _, own=own: record(module, own))
             for critic, own in zip(self._critics, called, strict=True)
             for module in critic.modules()
             if not any(module.children())
@@ -59,6 +68,8 @@ class StackedCritics:
         finally:
             for hook in hooks:
                 hook.remove()
+        if any(layer.weight.data_ptr() != place for layer, place in lent):  # as by torch.func.functional_call
+            return []
         for chains in _candidates(called, x.shape[1]):
             found = evaluate(x, chains)
             if found is not None and found.shape == expected.shape and _agree(found, expected):
