@@ -17,6 +17,7 @@ locomotion() { # C4's rows of main by preset, each with its control, a set or tw
   cat <<PARTS
 main@halfcheetah|control: paper, K 1, λ 0
 c4-plugin|TD3+BC + LN + C4 on gradients
+c4-layer-norm
 effective-k
 clusters
 lambda

@@ -113,6 +113,17 @@ def _few_rows() -> Iterator[Method]:
         yield replace(base, label=f"{base.label}, C4", plugins=("c4",), options=options, against=base.label)
 
 
+def _layer_norm() -> Iterator[Method]:
+    """LayerNorm in the critics and C4 on gradients, each alone and both."""
+    for alpha in (2.5, 10.0):
+        plain = replace(TD3BC, label=f"TD3+BC, α {alpha}", options={"alpha": alpha}, paper=None)
+        norm = replace(plain, label=f"{plain.label}, LN", plugins=("layer_norm",), against=plain.label)
+        for base, plugins in ((plain, ("c4",)), (norm, ("layer_norm", "c4"))):
+            yield base
+            options = base.options | EXACT
+            yield replace(base, label=f"{base.label} + C4", plugins=plugins, options=options, against=base.label)
+
+
 def _weighted() -> Iterator[Method]:
     """C4 on gradients where rows of better trajectories come up more often: the actor's alone, or the critics' too,
     whose clusters are then drawn as z ~ Σ_i w_i r_iz."""
@@ -278,6 +289,14 @@ TABLES = (
         tuple(_few_rows()),
         THREE,
         note="Whole trajectories of the sets, the same with and without C4.",
+        **SHORT,
+    ),
+    ResultTable(
+        "c4-layer-norm",
+        "C4 on gradients of Q (--mode exact, K 5, λ 0.3) on TD3+BC with and without LayerNorm in the critics",
+        tuple(_layer_norm()),
+        THREE,
+        note="α 2.5 is TD3+BC's published weight of Q.",
         **SHORT,
     ),
     ResultTable(
