@@ -12,9 +12,10 @@ from rich.text import Text
 from c4rl.core.array import Array
 from c4rl.core.errors import printable
 from c4rl.data.assembly import breaks, ends_of
-from c4rl.data.checks import TaskLike, row_blocks
+from c4rl.data.checks import row_blocks
 from c4rl.data.dataset import Dataset
 from c4rl.data.subsets import trajectory_returns, trajectory_slices
+from c4rl.environments.tasks import Task
 
 STD_OFFSET = 1e-3  # added to the standard deviation of states, as in every D4RL baseline
 AT_BOUND = 1e-3  # an action this near to its bound, relative to the range, counts as saturated
@@ -146,7 +147,7 @@ def _recorded(metadata: Mapping[str, Any]) -> str | None:
     return ", ".join(f"{word}{metadata[name]}" for name, word in words.items() if name in metadata)
 
 
-def describe(dataset: Dataset, task: TaskLike | None = None) -> dict[str, Any]:
+def describe(dataset: Dataset, task: Task | None = None) -> dict[str, Any]:
     """The dataset in plain numbers (all JSON-able), with `warnings` on what looks wrong.
 
     Returns are sums of rewards per trajectory; one-row trajectories are left out of them where there are longer ones.
