@@ -225,12 +225,11 @@ def print_summary(summary: dict[str, Any], console: Console | None = None) -> No
     import numpy as np
 
     from c4rl.training.evaluation import explain_held_out
-    from c4rl.training.summary import MARK, describe_failure, show_std
+    from c4rl.training.summary import MARK, datasets_of, describe_failure, show_std
 
     console = console or Console()
     groups = summary.get("groups", [summary | {"name": ""}])
-    facts = summary.get("dataset", [])
-    datasets = facts if isinstance(facts, list) else [facts]
+    datasets = datasets_of(summary)
     legend = [f"{MARK} {run['name']}: {describe_failure(run['failed'])}" for run in summary["runs"] if run["failed"]]
 
     def marked(group: dict[str, Any], values: Sequence[float], digits: str) -> list[str]:

@@ -26,7 +26,7 @@ from c4rl.jobs.registry import PLUGINS, algorithm_class
 from c4rl.jobs.runs import Run, ensembles_of, key_of, run_config, runs_of
 from c4rl.training.run_directory import job_config, job_summary, read_metrics
 from c4rl.training.selection import selected_records
-from c4rl.training.summary import CRITERIA
+from c4rl.training.summary import CRITERIA, datasets_of
 
 SCHEMA = 1
 RESULTS = 1  # to be counted up whenever training itself changes, so that older results are not taken for new ones
@@ -215,7 +215,7 @@ def entries_of(folder: Path) -> list[dict[str, Any]]:
         logged.setdefault(key_of(record), []).append(record)
         if "returns" in record:
             curves.setdefault(key_of(record), {})[record["update"]] = [round(r, 3) for r in record["returns"]]
-    facts = summary["dataset"] if isinstance(summary["dataset"], list) else [summary["dataset"]]
+    facts = datasets_of(summary)
 
     def entry(run: Run) -> dict[str, Any]:
         own, dataset = run_config(config, run), facts[run.data]
