@@ -1,6 +1,5 @@
 """Loads any supported file as a Dataset, or raises one sentence that says why not."""
 
-import hashlib
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from c4rl.core.action_bounds import ActionBounds
 from c4rl.core.errors import InputError
+from c4rl.core.files import sha256_of
 from c4rl.data.arrays import read_arrays
 from c4rl.data.assembly import Log, assemble
 from c4rl.data.checks import action_bounds, reason
@@ -78,8 +78,7 @@ def load_dataset(
             file = main_file(file)
         kind, read = _recognise(file)
         log = read(file, task)
-        with file.open("rb") as content:
-            sha256 = hashlib.file_digest(content, "sha256").hexdigest()
+        sha256 = sha256_of(file)
     except InputError:
         raise
     except FileNotFoundError as error:
