@@ -268,8 +268,8 @@ class Recorder:
         policy = read_policies(Path(file), self._task)[snapshot]
         if self._task.domain != "antmaze" or trained_for(Path(file)) != GOAL_ANT.name:
             return self._environment, policy
-        from c4rl.environments.antmaze import MAZES
-        from c4rl.environments.maze_walk import Kind, MazeWalk, SteeredWalker, goal_near
+        from c4rl.environments.antmaze import MAZES, goal_near
+        from c4rl.environments.maze_walk import Kind, MazeWalk, SteeredWalker
 
         assert self._task.environment is not None
         last = self._task.name.rpartition("-v")[0].rpartition("-")[2]
