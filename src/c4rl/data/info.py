@@ -21,6 +21,7 @@ STD_OFFSET = 1e-3  # added to the standard deviation of states, as in every D4RL
 AT_BOUND = 1e-3  # an action this near to its bound, relative to the range, counts as saturated
 OUTLIER = 1e6
 SCALE_RATIO = 1e4
+NAMED = 8  # columns that a sentence lists
 
 
 def _moments(values: Array) -> tuple[Array, Array]:
@@ -76,10 +77,10 @@ def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
-def _some(indices: Array, limit: int = 8) -> str:
+def _some(indices: Array) -> str:
     """A few of many column numbers, for a sentence."""
-    shown = ", ".join(str(int(i)) for i in indices[:limit])
-    return shown + (f" and {len(indices) - limit} more" if len(indices) > limit else "")
+    shown = ", ".join(str(int(i)) for i in indices[:NAMED])
+    return shown + (f" and {len(indices) - NAMED} more" if len(indices) > NAMED else "")
 
 
 def findings(dataset: Dataset, description: dict[str, Any]) -> dict[str, str]:
