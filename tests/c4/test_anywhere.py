@@ -422,6 +422,10 @@ def test_importing_c4_needs_torch_and_numpy_alone() -> None:
         "tensorboard",
         "triton",
         "minari",
+        "onnx",
+        "gymnasium_robotics",
+        "typeguard",
+        "docstring_parser",
     ]
     code = f"""
 import sys
