@@ -19,6 +19,7 @@ import numpy as np
 from c4rl.core.declarations import declaration
 from c4rl.core.errors import InputError
 from c4rl.core.files import read_json, replacing
+from c4rl.core.typed_json import jsonable
 from c4rl.environments.tasks import get_task, imported_by, physics
 from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.config_file import to_json
@@ -140,8 +141,7 @@ def _job_fields() -> list[str]:
 @cache
 def _defaults(kind: type) -> dict[str, Any]:
     """As JSON has them."""
-    found = {f.name: f.default for f in fields(kind) if f.default is not MISSING}
-    return json.loads(json.dumps(found, default=str).replace("Infinity", '"inf"').replace('-"inf"', '"-inf"'))
+    return jsonable({f.name: f.default for f in fields(kind) if f.default is not MISSING})
 
 
 class Store:
