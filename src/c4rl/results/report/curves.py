@@ -24,7 +24,7 @@ TRACES = {
     "cross_covariance_trace_exact": "tr C / m, exact gradients",
     "cross_covariance_trace_proxy": "tr C / m, penultimate features",
 }
-TERMS = {
+LOGGED_TERMS = {
     "td_A": "A",
     "td_B": "B",
     "td_C": "C",
