@@ -29,10 +29,10 @@ from c4rl.core.files import write_json
 from c4rl.core.version import __version__
 from c4rl.data.behaviour_agents import CARDS, FOLDER
 from c4rl.data.policy_files import WORDS, read_policies, write_gaussian
-from c4rl.environments.antmaze import MAZES
+from c4rl.environments.antmaze import MAZES, goal_near
 from c4rl.environments.goal_ant import upside_down
 from c4rl.environments.making import make_environment
-from c4rl.environments.maze_walk import MazeWalk, SteeredWalker, goal_near
+from c4rl.environments.maze_walk import MazeWalk, SteeredWalker
 from c4rl.environments.tasks import GOAL_ANT, get_task, simulator
 
 # of the first episode; training and evaluation during training have others

@@ -111,11 +111,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         ("plugins/c4/cross_covariance.py", "WeightedPenalty.__call__", f"{x}.detach() -> {x}"): "a weight has no graph"
         for x in ("size", "td_loss")
     },
-    **{
-        ("plugins/c4/cross_covariance.py", "within_and_between", f"{x} - {mean} -> {x} {sign} {mean}"): MEAN
-        for x, mean in (("g_next", "_mean(g_next, weight, n)"), ("g", "_mean(g, weight, n)"))
-        for sign in ("+", "- 2 *")
-    },
     ("core/ops/covariance.py", "cross_covariance", "g - mean -> g + mean"): MEAN,
     ("core/ops/covariance.py", "cross_covariance", "g - mean -> g - 2 * mean"): MEAN,
     ("core/ops/covariance.py", "_centred", "g * weight -> 2 * (g * weight)"): MEAN,

@@ -1,7 +1,6 @@
 """A2PR: which action is cloned, when, and by whose gradient; on networks whose outputs are known by hand."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,10 +9,7 @@ from c4rl.algorithms.a2pr import A2PR, Reconstruction
 from c4rl.core.buffer import Batch
 from c4rl.core.errors import InputError
 from c4rl.core.networks import StackedMLP
-from c4rl.environments.tasks import TASKS
-from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.preset_fields import published_fields
-from c4rl.jobs.presets.published import PUBLISHED
 from c4rl.training.launch import Launch
 from tests.helpers import advance, make_launch, small_config
 
@@ -223,16 +219,6 @@ def test_networks_have_the_published_depths() -> None:
     assert depths == [3, 4, 4]
     assert [w.shape[-1] for w in algorithm.vae.encoder.weights] == [750, 750, 8]  # mean and spread of 2 x 2 numbers
     assert [w.shape[-1] for w in algorithm.vae.decoder.weights] == [750, 750, 2]
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_every_task_has_settings_with_a_source(task: str) -> None:
-    config = TrainConfig(
-        algorithm="a2pr", dataset=Path("unused"), task=task, output=Path("unused"), **published_fields("a2pr", (), task)
-    )
-    assert config.updates == 1_000_000
-    assert config.normalize_observations != task.startswith("antmaze")
-    assert all(published.source for published in PUBLISHED["a2pr"])
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,10 +10,7 @@ import torch
 from c4rl.algorithms.doge import DOGE
 from c4rl.core.buffer import Batch
 from c4rl.core.errors import InputError
-from c4rl.environments.tasks import TASKS
-from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.preset_fields import published_fields
-from c4rl.jobs.presets.published import PUBLISHED
 from c4rl.training.launch import Launch
 from tests.helpers import advance, make_launch, small_config, small_dataset
 
@@ -202,16 +198,6 @@ def test_an_actor_far_from_the_data_raises_the_multiplier() -> None:
 
 
 # -- settings
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_every_task_has_settings_with_a_source(task: str) -> None:
-    config = TrainConfig(
-        algorithm="doge", dataset=Path("unused"), task=task, output=Path("unused"), **published_fields("doge", (), task)
-    )
-    assert config.updates == 1_000_000
-    assert config.normalize_observations != task.startswith("antmaze")
-    assert all(published.source for published in PUBLISHED["doge"])
 
 
 def test_published_settings_of_single_tasks() -> None:

@@ -15,7 +15,6 @@ from c4rl.jobs.preset_fields import published_fields
 from c4rl.jobs.presets.published import PUBLISHED
 from c4rl.jobs.registry import ALGORITHMS
 
-WITH_SETTINGS = list(ALGORITHMS)
 SHORT = {name: re.sub(r"-v\d+$", "", name) for name in TASKS}  # without version
 
 
@@ -28,11 +27,7 @@ def config_of(algorithm: str, task: str) -> TrainConfig:
     return TrainConfig(algorithm=algorithm, dataset=unused, task=task, output=unused, **fields(algorithm, task))
 
 
-def test_the_first_algorithms_have_settings() -> None:
-    assert {"bc", "td3_bc", "cql", "iql"} <= set(WITH_SETTINGS)
-
-
-@pytest.mark.parametrize("algorithm", WITH_SETTINGS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 class TestEveryAlgorithmWithPublishedSettings:
     def test_every_task_gets_a_valid_job(self, algorithm: str) -> None:
         for task in TASKS:
@@ -60,6 +55,14 @@ class TestEveryAlgorithmWithPublishedSettings:
     def test_other_tasks_are_refused(self, algorithm: str, task: str) -> None:
         with pytest.raises(InputError, match=f"--preset published: '{algorithm}' has no settings for '{task}'"):
             fields(algorithm, task)
+
+
+@pytest.mark.parametrize("algorithm", ["a2pr", "doge"])
+def test_they_take_a_million_updates_and_raw_observations_in_antmaze_alone(algorithm: str) -> None:
+    for task in TASKS:
+        config = config_of(algorithm, task)
+        assert config.updates == 1_000_000
+        assert config.normalize_observations != task.startswith("antmaze")
 
 
 # algorithm, task, {option: value}, {training field: value}; from the publications

@@ -12,7 +12,8 @@ import torch
 
 from c4rl.core.errors import InputError
 from c4rl.data.recording import record
-from c4rl.plugins.c4.anywhere import C4Anywhere, C4AnywhereConfig, penultimate_features
+from c4rl.plugins.c4.any_critic import penultimate_features
+from c4rl.plugins.c4.anywhere import C4Anywhere, C4AnywhereConfig
 from c4rl.plugins.c4.plugin import C4Config
 from c4rl.plugins.seams import CriticStep
 from tests.helpers import advance, make_launch, small_config
@@ -449,6 +450,10 @@ def test_importing_c4_needs_torch_and_numpy_alone() -> None:
         "tensorboard",
         "triton",
         "minari",
+        "onnx",
+        "gymnasium_robotics",
+        "typeguard",
+        "docstring_parser",
     ]
     code = f"""
 import sys

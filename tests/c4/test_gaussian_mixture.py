@@ -7,6 +7,7 @@ from torch import Tensor
 
 from c4rl.core.random import Streams
 from c4rl.plugins.c4.gaussian_mixture import Failure, Fit, Mixture, _factorise, fit, kmeans_start
+from tests.c4.original_units import centres, omega
 
 FULL_AND_DIAGONAL = pytest.mark.parametrize("covariance", ["full", "diagonal"])
 
@@ -96,9 +97,9 @@ def test_narrow_clusters_far_from_the_mean_stay_exact_in_float32() -> None:
     y[:, :200] = y[:, :200] * 1e-3 + 30
     start = torch.zeros(1, 4000, 2, dtype=torch.float64)
     start[:, :200, 0], start[:, 200:, 1] = 1, 1
-    exact = fit(y, start, epsilon=1e-8, steps=3).mixture.blocks().variance
-    single = fit(y.float(), start.float(), epsilon=1e-8, steps=3).mixture.blocks().variance
-    torch.testing.assert_close(single, exact, rtol=1e-2, atol=0)
+    exact = omega(fit(y, start, epsilon=1e-8, steps=3).mixture)
+    single = omega(fit(y.float(), start.float(), epsilon=1e-8, steps=3).mixture)
+    torch.testing.assert_close(single[..., 2:, 2:], exact[..., 2:, 2:], rtol=1e-2, atol=0)
 
 
 @FULL_AND_DIAGONAL
@@ -121,35 +122,25 @@ def test_rows_without_a_next_action_take_no_part_in_the_fit(covariance: str) -> 
     torch.testing.assert_close(masked.mixture.responsibilities(spoiled, valid), masked.responsibilities)
 
 
-def test_densities_are_those_of_the_blocks_in_original_units() -> None:
+def test_densities_are_those_of_the_parameters_in_original_units() -> None:
     y = pairs(1, 600, 6, 2)
     mixture = fit(y, cold_start(y, 2)).mixture
-    blocks, centres = mixture.blocks(), mixture.centres()
-    omega = torch.cat(
-        [
-            torch.cat([blocks.next_variance, blocks.cross_covariance], 3),
-            torch.cat([blocks.cross_covariance.mT, blocks.variance], 3),
-        ],
-        2,
-    )
+    means, covariances = centres(mixture)[0], omega(mixture)[0]
     weights = mixture.weights[0].log().unsqueeze(1)
-    joint = torch.distributions.MultivariateNormal(centres[0].unsqueeze(1), omega[0].unsqueeze(1))
+    joint = torch.distributions.MultivariateNormal(means.unsqueeze(1), covariances.unsqueeze(1))
     log_joint = weights + joint.log_prob(y)
     torch.testing.assert_close(mixture.log_prob(y)[0], log_joint.logsumexp(0))
     torch.testing.assert_close(mixture.responsibilities(y)[0], log_joint.softmax(0).T)
     g = y[..., 3:]
-    marginal = torch.distributions.MultivariateNormal(centres[0, :, 3:].unsqueeze(1), blocks.variance[0].unsqueeze(1))
+    marginal = torch.distributions.MultivariateNormal(means[:, 3:].unsqueeze(1), covariances[:, 3:, 3:].unsqueeze(1))
     torch.testing.assert_close(mixture.marginal().log_prob(g)[0], (weights + marginal.log_prob(g)).logsumexp(0))
 
 
 def test_one_component_is_the_sample_mean_and_covariance() -> None:
     y = pairs(1, 500, 4, 3)
     mixture = fit(y, torch.ones(1, 500, 1, dtype=y.dtype), epsilon=0.0, steps=1).mixture
-    blocks, covariance = mixture.blocks(), y[0].T.cov(correction=0)
-    torch.testing.assert_close(mixture.centres()[0, 0], y[0].mean(0))
-    torch.testing.assert_close(blocks.cross_covariance[0, 0], covariance[:2, 2:])
-    torch.testing.assert_close(blocks.next_variance[0, 0], covariance[:2, :2])
-    torch.testing.assert_close(blocks.variance[0, 0], covariance[2:, 2:])
+    torch.testing.assert_close(centres(mixture)[0, 0], y[0].mean(0))
+    torch.testing.assert_close(omega(mixture)[0, 0], y[0].T.cov(correction=0))
 
 
 def test_each_run_has_its_own_number_of_components() -> None:
@@ -170,8 +161,8 @@ def test_an_empty_component_keeps_its_mean_and_takes_the_covariance_of_all_rows(
     fitted = fit(y, start, covariance=covariance, epsilon=0.0)
     assert not fitted.failed.any()
     assert fitted.mixture.weights[0, 2] == 0
-    torch.testing.assert_close(fitted.mixture.centres()[0, 2], y[0].mean(0))
-    torch.testing.assert_close(fitted.mixture.blocks().variance[0, 2].diagonal(), y[0, :, 2:].var(0, correction=0))
+    torch.testing.assert_close(centres(fitted.mixture)[0, 2], y[0].mean(0))
+    torch.testing.assert_close(omega(fitted.mixture)[0, 2].diagonal(), y[0].var(0, correction=0))
     without = fit(y, start[:, :, :2], covariance=covariance, epsilon=0.0)
     torch.testing.assert_close(fitted.log_likelihood, without.log_likelihood)
 

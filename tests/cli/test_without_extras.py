@@ -34,7 +34,9 @@ print(json.dumps(results))
 """
 
 
-def execute(code: str, hidden: tuple[str, ...], folder: Path) -> str:
+def results(commands: list[str], hidden: tuple[str, ...], folder: Path) -> dict[str, Any]:
+    """Command -> (exit code, stdout, stderr)."""
+    code = COMMANDS.format(commands=[command.split() for command in commands], hidden=hidden)
     done = subprocess.run(
         [sys.executable, "-c", HIDE.format(hidden=hidden) + code],
         cwd=folder,
@@ -43,13 +45,7 @@ def execute(code: str, hidden: tuple[str, ...], folder: Path) -> str:
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def results(commands: list[str], hidden: tuple[str, ...], folder: Path) -> dict[str, Any]:
-    """Command -> (exit code, stdout, stderr)."""
-    code = COMMANDS.format(commands=[command.split() for command in commands], hidden=hidden)
-    return dict(zip(commands, json.loads(execute(code, hidden, folder)), strict=True))
+    return dict(zip(commands, json.loads(done.stdout), strict=True))
 
 
 @pytest.fixture
@@ -95,8 +91,3 @@ def test_what_needs_an_extra_names_it_in_a_sentence(folder: Path) -> None:
         assert code == 2 and out == "" and err.count("\n") == 1, f"{command}: {out}{err}"
         assert f"needs the package '{package}': pip install 'c4rl[{extra}]'" in err, err
     assert {path.name for path in folder.iterdir()} == {"data.npz"}
-
-
-def test_c4_in_your_own_loop_needs_torch_and_numpy_alone(tmp_path: Path) -> None:
-    hidden = (*EXTRAS, "tyro", "rich", "h5py", "safetensors", "typeguard", "docstring_parser")
-    execute("from c4rl.plugins.c4.anywhere import C4Anywhere", hidden, tmp_path)

@@ -2,8 +2,8 @@
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -12,12 +12,13 @@ import pytest
 from c4rl.core.errors import InputError
 from c4rl.data import Dataset, load_dataset
 from c4rl.data.hdf5 import open_hdf5
+from c4rl.environments.tasks import Task, get_task
 
 Shared = Callable[[str], Path]
 
 
-def task(observation_dim: int | None = None, action_dim: int | None = None) -> SimpleNamespace:
-    return SimpleNamespace(name="ant-medium-v2", observation_dim=observation_dim, action_dim=action_dim)
+def task(observation_dim: int, action_dim: int) -> Task:
+    return replace(get_task("ant-medium"), observation_dim=observation_dim, action_dim=action_dim)
 
 
 def qlearning_rows(terminals: np.ndarray, timeouts: np.ndarray) -> np.ndarray:

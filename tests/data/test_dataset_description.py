@@ -5,25 +5,18 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from rich.console import Console
 
 from c4rl.data import Dataset, describe, load_dataset, observation_statistics, render
+from c4rl.environments.tasks import get_task
 
 Shared = Callable[[str], Path]
 Make = Callable[..., dict[str, np.ndarray]]
 Save = Callable[..., Path]
-HOPPER = SimpleNamespace(
-    name="hopper-expert-v2",
-    observation_dim=11,
-    action_dim=3,
-    reference_min=-20.272305,
-    reference_max=3234.3,
-    normalise=lambda returns: 100 * (returns + 20.272305) / (3234.3 + 20.272305),
-)
+HOPPER = get_task("hopper-expert-v2")
 
 
 def text_of(description: dict, width: int = 100) -> str:

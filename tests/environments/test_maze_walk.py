@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from c4rl.core.behaviour_policy import BehaviourPolicy
-from c4rl.environments.antmaze import START, place
-from c4rl.environments.maze_walk import MazeWalk, SteeredWalker, goal_near
+from c4rl.environments.antmaze import START, goal_near, place
+from c4rl.environments.maze_walk import MazeWalk, SteeredWalker
 
 GOAL = place((3, 1)) + 0.5
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from c4rl.integrations.stacked_critics import StackedCritics
-from c4rl.plugins.c4.anywhere import penultimate_features
+from c4rl.plugins.c4.any_critic import penultimate_features
 from c4rl.plugins.c4.feature_gradients import input_gradient
 
 

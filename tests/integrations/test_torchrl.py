@@ -14,7 +14,8 @@ from c4rl.core.errors import InputError
 from c4rl.data import load_dataset
 from c4rl.integrations.stacked_critics import StackedCritics
 from c4rl.integrations.torchrl import with_c4
-from c4rl.plugins.c4.anywhere import C4AnywhereConfig, penultimate_features
+from c4rl.plugins.c4.any_critic import penultimate_features
+from c4rl.plugins.c4.anywhere import C4AnywhereConfig
 from c4rl.plugins.c4.cross_covariance import traces
 
 pytest.importorskip("torchrl", reason="C4 in TorchRL needs the package torchrl")

@@ -5,9 +5,13 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from c4rl.cli.main import main
+from c4rl.training.launch import Launch
 from tests.cli.support import SMALL, assert_same_tensors, metric_lines, summary
 
 # one thread: the same rounding in every process
@@ -24,6 +28,19 @@ def start(*arguments: object) -> subprocess.Popen[str]:
         start_new_session=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
+
+
+def at_update(monkeypatch: pytest.MonkeyPatch, at: int, do: Callable[[Launch], None]) -> None:
+    """Do this just before update `at`, in the first of the launches."""
+    update, done = Launch.update, []
+
+    def doing(self: Launch, step: int) -> None:
+        if step == at and not done:
+            done.append(step)
+            do(self)
+        update(self, step)
+
+    monkeypatch.setattr(Launch, "update", doing)
 
 
 _forks = multiprocessing.get_context("forkserver")

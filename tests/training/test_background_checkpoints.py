@@ -4,7 +4,7 @@ import os
 import resource
 import signal
 import threading
-from collections.abc import Callable
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,12 @@ import c4rl.training.loop as loop
 import c4rl.training.scorekeeper as scorekeeper
 from c4rl.data.packing import pack_datasets
 from c4rl.plugins.c4.plugin import C4Config
-from c4rl.training.checkpoint import Progress, load_checkpoint, save_checkpoint
+from c4rl.training.checkpoint import Progress, load_checkpoint, load_progress, save_checkpoint
 from c4rl.training.launch import Launch
 from c4rl.training.snapshot import GoodStates, RunState
 from tests.cli.support import metric_lines, run, summary, tensors
 from tests.helpers import advance, make_launch, plain_scaling, small_config, small_dataset
-from tests.training.jobs import STEADY, assert_same_job
+from tests.training.jobs import STEADY, assert_same_job, at_update
 
 States = dict[Any, RunState]
 EVERY = ["--updates", "60", "--log-every", "10", "--eval-every", "25", "--checkpoint-every", "14"]
@@ -37,19 +37,6 @@ def undisturbed(plain_data: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     folder = tmp_path_factory.mktemp("undisturbed") / "job"
     assert run(*command(plain_data, folder)) == 0
     return folder
-
-
-def at_update(monkeypatch: pytest.MonkeyPatch, at: int, do: Callable[[Launch], None]) -> None:
-    """Just before update `at`, in the first of the launches."""
-    update, done = Launch.update, []
-
-    def doing(self: Launch, step: int) -> None:
-        if step == at and not done:
-            done.append(step)
-            do(self)
-        update(self, step)
-
-    monkeypatch.setattr(Launch, "update", doing)
 
 
 def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -134,9 +121,17 @@ def test_a_full_disk_is_reported_and_the_job_can_go_on(
 ) -> None:
     folder = tmp_path / "job"
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill_up(launch: Launch) -> None:
+        """Once the last checkpoint is on disk, no file may grow beyond this: the next one does not fit."""
+        deadline = time.monotonic() + 60
+        while load_progress(folder / "checkpoint.safetensors").update < 14:
+            assert time.monotonic() < deadline, "the checkpoint of update 14 is not written"
+            time.sleep(0.002)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+
     with pytest.MonkeyPatch.context() as monkeypatch:
-        # no file may grow beyond this any more: the next checkpoint does not fit
-        at_update(monkeypatch, 20, lambda launch: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1])))
+        at_update(monkeypatch, 20, fill_up)
         try:
             assert run(*command(plain_data, folder)) == 2
         finally:

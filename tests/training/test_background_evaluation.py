@@ -24,7 +24,7 @@ from tests.cli.support import (
     run,
     summary,
 )
-from tests.training.jobs import STEADY, wait_until
+from tests.training.jobs import STEADY, at_update, wait_until
 
 UPDATES, EVERY = 120, 20  # six evaluations, the last at the end
 Lines = list[dict[str, Any]]
@@ -106,17 +106,6 @@ def slow() -> Iterator[Slow]:
         yield Slow(monkeypatch)
 
 
-def at_update(monkeypatch: pytest.MonkeyPatch, at: int, do: Callable[[], None]) -> None:
-    update = Launch.update
-
-    def doing(self: Launch, step: int) -> None:
-        if step == at:
-            do()
-        update(self, step)
-
-    monkeypatch.setattr(Launch, "update", doing)
-
-
 def test_the_same_results_as_waiting(command: Callable[..., list[object]], in_line: Path, tmp_path: Path) -> None:
     assert run(*command(tmp_path / "job")) == 0
     assert_same_but_for_the_order_of_lines(tmp_path / "job", in_line)
@@ -178,7 +167,7 @@ class PowerCut(Exception):
     pass
 
 
-def cut() -> None:
+def cut(launch: Launch) -> None:
     raise PowerCut
 
 
@@ -253,7 +242,7 @@ def test_asked_to_stop_it_waits_for_the_scores(
     folder = tmp_path / "job"
     slow.until = lambda number: False
     with pytest.MonkeyPatch.context() as monkeypatch:
-        at_update(monkeypatch, 65, lambda: os.kill(os.getpid(), signal.SIGINT))
+        at_update(monkeypatch, 65, lambda launch: os.kill(os.getpid(), signal.SIGINT))
         assert run(*command(folder)) == 130
     progress = load_checkpoint(folder / "checkpoint.safetensors")[1]
     assert (progress.update, progress.pending) == (65, [])
@@ -279,7 +268,7 @@ def test_asked_to_stop_twice_it_waits_no_more_and_loses_nothing(
         check()
 
     with pytest.MonkeyPatch.context() as monkeypatch:
-        at_update(monkeypatch, 65, lambda: os.kill(os.getpid(), signal.SIGINT))
+        at_update(monkeypatch, 65, lambda launch: os.kill(os.getpid(), signal.SIGINT))
         monkeypatch.setattr(evaluation_module, "wait_for", interrupted)
         assert run(*command(folder)) == 130
     assert "c4rl: interrupted twice: left as of the last checkpoint; continue with: c4rl" in capsys.readouterr().err

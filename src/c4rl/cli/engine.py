@@ -35,8 +35,7 @@ class EngineFlags(Options):
 
 def engine_of(command: str, arguments: Arguments) -> "RayOptions | None":
     """None: this process."""
-    without_help = [argument for argument in arguments if argument not in ("-h", "--help")]
-    flags = EngineFlags(**parse(command, without_help, flags_of(EngineFlags), others_follow=True))
+    flags = EngineFlags(**parse(command, arguments, flags_of(EngineFlags), others_follow=True))
     if flags.engine == "local":
         return None
 

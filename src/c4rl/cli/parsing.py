@@ -125,15 +125,18 @@ def parse(
     description: str | None = None,
     others_follow: bool = False,
 ) -> dict[str, Any]:
-    """Values by the names of their fields. defaults: instead of the fields' own; others_follow: ignore other flags."""
+    """Values by the names of their fields. defaults: instead of the fields' own; others_follow: ignore other flags, and
+    leave --help to the parse that has them all."""
     chosen = {flag.field.name: _default(flag.field) for flag in flags} | dict(defaults or {})
     if _asking and not others_follow:
         raise _DeclarationFound(Declared(description or "", flags, chosen))
-    given = {argument.partition("=")[0].replace("_", "-").replace("--no-", "--") for argument in arguments}
+    if others_follow:
+        arguments = [argument for argument in arguments if argument not in ("-h", "--help")]
+    given = set(map(flag_in, arguments))
     switches = {flag.name for flag in flags if flag.field.type is bool}
     for argument in arguments:
         name, equals, value = argument.partition("=")
-        if equals and name.replace("_", "-").replace("--no-", "--") in switches:
+        if equals and flag_in(name) in switches:
             raise InputError(f"{name}: found '{value}', expected the flag alone, without a value")
     # the others keep their defaults, and tyro needs time for each
     helping = bool(given & {"-h", "--help"})
@@ -168,6 +171,11 @@ def parse(
         names = ", ".join(f"{flag.name} ({expected(flag.field)})" for flag in missing)
         raise InputError(f"{names}: not given, expected every flag that has no default (`{prog} --help` shows them)")
     return values
+
+
+def flag_in(argument: str) -> str:
+    """The flag that an argument writes, by its `Flag.name`: --no-flag and --flag=value are --flag."""
+    return argument.partition("=")[0].replace("_", "-").replace("--no-", "--")
 
 
 def _default(field: "Field[Any]") -> Any:

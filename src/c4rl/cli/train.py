@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from c4rl.cli.engine import EngineFlags, engine_of, on_ray
-from c4rl.cli.parsing import NOT_GIVEN, Arguments, flags_of, free_folder, parse
+from c4rl.cli.parsing import NOT_GIVEN, Arguments, flag_in, flags_of, free_folder, parse
 from c4rl.core.declarations import flag_of
 from c4rl.core.errors import InputError, printable
 
@@ -72,8 +72,7 @@ def train(arguments: Arguments) -> int:
 
 
 def _choice(arguments: Arguments) -> _Choice:
-    without_help = [argument for argument in arguments if argument not in ("-h", "--help")]
-    return _Choice(**parse("train", without_help, flags_of(_Choice), others_follow=True))
+    return _Choice(**parse("train", arguments, flags_of(_Choice), others_follow=True))
 
 
 def config_of(arguments: Arguments) -> "TrainConfig":
@@ -127,7 +126,7 @@ def config_of(arguments: Arguments) -> "TrainConfig":
         del values[flag.field.name]
     if file is not None:
         words = read_points(file, (options, tuple(of_plugins)), field_names())
-    alone = {argument.partition("=")[0].replace("_", "-").replace("--no-", "--") for argument in arguments}
+    alone = set(map(flag_in, arguments))
     if file is None and (both := alone & _options_of(words)):
         raise InputError(
             f"{min(both)}: found in the points of {choice.config} too, expected other points with --points"
@@ -225,12 +224,11 @@ def print_summary(summary: dict[str, Any], console: Console | None = None) -> No
     import numpy as np
 
     from c4rl.training.evaluation import explain_held_out
-    from c4rl.training.summary import MARK, describe_failure, show_std
+    from c4rl.training.summary import MARK, datasets_of, describe_failure, show_std
 
     console = console or Console()
     groups = summary.get("groups", [summary | {"name": ""}])
-    facts = summary.get("dataset", [])
-    datasets = facts if isinstance(facts, list) else [facts]
+    datasets = datasets_of(summary)
     legend = [f"{MARK} {run['name']}: {describe_failure(run['failed'])}" for run in summary["runs"] if run["failed"]]
 
     def marked(group: dict[str, Any], values: Sequence[float], digits: str) -> list[str]:

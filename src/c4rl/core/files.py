@@ -1,6 +1,7 @@
 """Files that are written whole or not at all, and read with care."""
 
 import errno
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -43,6 +44,11 @@ def not_written(path: Path, error: Exception, folder: Path) -> OSError:
     number = error.errno if isinstance(error, OSError) and error.errno else errno.EIO
     advice = f"when that is mended, continue with: c4rl train --resume {folder}"
     return OSError(number, f"could not be written ({reason}); {advice}", str(path))
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_json(path: Path, data: Any) -> None:

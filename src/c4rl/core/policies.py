@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from c4rl.core.networks import Stack, StackedMLP
 from c4rl.core.numpy_policy import LAYER_NORM_EPSILON
-from c4rl.core.ops.tanh_gaussian import log_tanh_slope, sample_tanh_gaussian
+from c4rl.core.ops.tanh_gaussian import log_normal_density, log_tanh_slope, sample_tanh_gaussian
 from c4rl.core.random import Streams
 
 ATANH_MARGIN = 1e-6  # logged actions at ±1 would have infinite pre-images
@@ -33,8 +33,7 @@ class TanhGaussian(NamedTuple):
         """Log-probability of actions [R, B, a] in [-1, 1] -> [R, B]."""
         u = torch.atanh(actions.clamp(-1 + ATANH_MARGIN, 1 - ATANH_MARGIN))
         normalised = (u - self.mean) * (-self.log_std).exp()
-        log_normal = -0.5 * normalised.square() - self.log_std - 0.5 * math.log(2 * math.pi)
-        return (log_normal - log_tanh_slope(u)).sum(-1)
+        return (log_normal_density(normalised, self.log_std) - log_tanh_slope(u)).sum(-1)
 
     def detach(self) -> "TanhGaussian":
         return TanhGaussian(self.mean.detach(), self.log_std.detach())
@@ -101,12 +100,11 @@ class Gaussian(TanhGaussian):
         mean, log_std = self.mean, self.log_std
         if noise.dim() == 4:
             mean, log_std = mean.unsqueeze(2), log_std.unsqueeze(2)
-        log_normal = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
-        return mean + log_std.exp() * noise, log_normal.sum(-1)
+        return mean + log_std.exp() * noise, log_normal_density(noise, log_std).sum(-1)
 
     def log_prob(self, actions: Tensor) -> Tensor:
         normalised = (actions - self.mean) * (-self.log_std).exp()
-        return (-0.5 * normalised.square() - self.log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
+        return log_normal_density(normalised, self.log_std).sum(-1)
 
     def entropy(self) -> Tensor:
         """[R, B]."""

@@ -12,7 +12,6 @@ from c4rl.core.errors import InputError
 from c4rl.data.assembly import Log, breaks, ends_of
 from c4rl.data.checks import (
     Allowance,
-    TaskLike,
     as_column,
     as_flags,
     as_float32,
@@ -24,6 +23,7 @@ from c4rl.data.checks import (
     reason,
 )
 from c4rl.data.metadata import from_bytes
+from c4rl.environments.tasks import Task
 
 REQUIRED = ("observations", "actions", "rewards")
 OPTIONAL = ("next_observations", "next_actions", "next_action_valid", "terminals", "timeouts")
@@ -86,7 +86,7 @@ def _ends_by_id(path: Path, name: str, ids: Array) -> Array:
     return ends
 
 
-def read_arrays(path: Path, task: TaskLike | None = None) -> Log:
+def read_arrays(path: Path, task: Task | None = None) -> Log:
     """Read an npz file with the keys observations, actions and rewards.
 
     Optional: next_observations (else the following row's), terminals, timeouts, trajectory_ids (or traj_id),

@@ -124,9 +124,8 @@ def assemble(log: Log, low: Array, high: Array, clip_actions: bool = False, sha2
         next_actions = _following(actions, rows, terminals) if next_actions is None else next_actions[rows]
         observations, actions = _compact(observations, rows), _compact(actions, rows)
         rewards, terminals = _compact(rewards, rows), terminals[rows]
-        ends = ends_of(
-            _compact(trajectory_ids, rows)
-        )  # where the last row was left out, the trajectory ends one earlier
+        # where the last row was left out, the trajectory ends one earlier
+        ends = ends_of(_compact(trajectory_ids, rows))
         trajectory_ids = number_trajectories(ends)
     elif next_actions is None:
         next_actions = np.concatenate([actions[1:], actions[:1]])

@@ -5,13 +5,14 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from c4rl.core.array import Array
 from c4rl.core.errors import InputError
+from c4rl.environments.tasks import Task
 
 # Rounding to float32 may push an action at its bound this far outside, relative to the range: moved back silently.
 ROUNDING = 1e-6
@@ -19,22 +20,6 @@ ROUNDING = 1e-6
 LARGEST = 1e15
 # No array unpacks to more than this many times its file: deflate reaches 1,032.
 EXPANSION = 1100
-
-
-class TaskLike(Protocol):
-    """The parts of a task that checks of data need."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def observation_dim(self) -> int | None: ...
-    @property
-    def action_dim(self) -> int | None: ...
-    @property
-    def reference_min(self) -> float | None: ...
-    @property
-    def reference_max(self) -> float | None: ...
-    def normalise(self, returns: Any) -> Any: ...
 
 
 def problem(source: object, field: str, found: str, expected: str) -> InputError:
@@ -84,7 +69,7 @@ def row_blocks(count: int, size: int = 1 << 16) -> Iterator[slice]:
     return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
 
-def check_shapes(source: object, observations: Any, actions: Any, task: TaskLike | None = None) -> None:
+def check_shapes(source: object, observations: Any, actions: Any, task: Task | None = None) -> None:
     """Refuse images, discrete actions, and what is not [N, s] and [N, a]. Takes arrays or HDF5 datasets, unread."""
     if observations.ndim > 2:
         found = f"has shape {observations.shape} and dtype {observations.dtype}"
@@ -102,7 +87,7 @@ def check_shapes(source: object, observations: Any, actions: Any, task: TaskLike
         check_width(source, "actions", actions.shape[1], task.action_dim, task)
 
 
-def check_width(source: object, field: str, found: int, expected: int | None, task: TaskLike) -> None:
+def check_width(source: object, field: str, found: int, expected: int | None, task: Task) -> None:
     """A row of the file must be as wide as the task says."""
     if expected is not None and found != expected:
         raise problem(source, field, f"has {found} columns", f"{expected} for task {task.name}")

@@ -14,7 +14,6 @@ import numpy as np
 from c4rl.core.array import Array
 from c4rl.data.assembly import Log
 from c4rl.data.checks import (
-    TaskLike,
     as_column,
     as_flags,
     as_float32,
@@ -25,13 +24,14 @@ from c4rl.data.checks import (
 )
 from c4rl.data.hdf5 import Hdf5
 from c4rl.data.metadata import C4RL, from_bytes
+from c4rl.environments.tasks import Task
 
 COUNT = "num_episodes"  # tells a dump from other HDF5 files
 COLUMNS = ("observations", "actions", "rewards", "terminated")
 VERSION = "2.1"  # of d3rlpy's layout
 
 
-def read_d3rlpy(file: Hdf5, task: TaskLike | None = None) -> Log:
+def read_d3rlpy(file: Hdf5, task: Task | None = None) -> Log:
     path = file.path
     expected = f"d3rlpy's arrays {', '.join(f'{name}_0' for name in COLUMNS)}, ... of vectors"
     array = partial(file.array, expected=expected)

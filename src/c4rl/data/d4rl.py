@@ -23,7 +23,6 @@ import numpy as np
 from c4rl.core.array import Array
 from c4rl.data.assembly import Log, breaks
 from c4rl.data.checks import (
-    TaskLike,
     as_column,
     as_flags,
     as_float32,
@@ -34,6 +33,7 @@ from c4rl.data.checks import (
 )
 from c4rl.data.hdf5 import Hdf5, Hdf5Array
 from c4rl.data.metadata import C4RL, from_bytes
+from c4rl.environments.tasks import Task
 
 ANT_WITH_CONTACT_FORCES, ANT, ANT_ACTIONS = 111, 27, 8
 
@@ -42,7 +42,7 @@ def _contact_forces_are_zero(values: Hdf5Array) -> bool:
     return not any(block[:, max(0, ANT - where[1].start) :].any() for where, block in values.blocks())
 
 
-def _observation_width(path: Path, arrays: list[Hdf5Array], action_width: int, task: TaskLike | None) -> int:
+def _observation_width(path: Path, arrays: list[Hdf5Array], action_width: int, task: Task | None) -> int:
     """The columns to read: all, or 27 of Ant's 111 where the rest is zero (and the task does not have 111)."""
     width, wanted = arrays[0].shape[1], None if task is None else task.observation_dim
     if width != ANT_WITH_CONTACT_FORCES or action_width != ANT_ACTIONS or wanted == width:
@@ -84,7 +84,7 @@ def _own_fields(file: Hdf5, actions: Array) -> dict[str, Any]:
     return own
 
 
-def read_d4rl(file: Hdf5, task: TaskLike | None = None) -> Log:
+def read_d4rl(file: Hdf5, task: Task | None = None) -> Log:
     """Read a D4RL file; the module's docstring lists its variants."""
     path, notes = file.path, list[str]()
     field = partial(file.array, expected="D4RL's arrays observations, actions, rewards and terminals")

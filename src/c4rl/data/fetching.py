@@ -1,6 +1,5 @@
 """Where D4RL's published files are. Nothing is downloaded unless the user says so, and then by name and checksum."""
 
-import hashlib
 import json
 import urllib.error
 import urllib.request
@@ -11,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from c4rl.core.errors import InputError
+from c4rl.core.files import sha256_of
 from c4rl.data.checks import reason
 from c4rl.environments.tasks import Task
 
@@ -47,8 +47,7 @@ def check_file(file: PublishedFile, path: Path) -> None:
     size = path.stat().st_size
     if file.size is not None and size != file.size:
         raise InputError(f"{path}: found {size:,} bytes, expected the {file.size:,} of {file.name}")
-    with path.open("rb") as content:
-        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    digest = sha256_of(path)
     if file.sha256 is not None and digest != file.sha256:
         raise InputError(f"{path}: found sha256 {digest}, expected {file.sha256}, that of {file.name}")
 

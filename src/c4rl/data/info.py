@@ -12,14 +12,16 @@ from rich.text import Text
 from c4rl.core.array import Array
 from c4rl.core.errors import printable
 from c4rl.data.assembly import breaks, ends_of
-from c4rl.data.checks import TaskLike, row_blocks
+from c4rl.data.checks import row_blocks
 from c4rl.data.dataset import Dataset
 from c4rl.data.subsets import trajectory_returns, trajectory_slices
+from c4rl.environments.tasks import Task
 
 STD_OFFSET = 1e-3  # added to the standard deviation of states, as in every D4RL baseline
 AT_BOUND = 1e-3  # an action this near to its bound, relative to the range, counts as saturated
 OUTLIER = 1e6
 SCALE_RATIO = 1e4
+NAMED = 8  # columns that a sentence lists
 
 
 def _moments(values: Array) -> tuple[Array, Array]:
@@ -75,10 +77,10 @@ def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
-def _some(indices: Array, limit: int = 8) -> str:
+def _some(indices: Array) -> str:
     """A few of many column numbers, for a sentence."""
-    shown = ", ".join(str(int(i)) for i in indices[:limit])
-    return shown + (f" and {len(indices) - limit} more" if len(indices) > limit else "")
+    shown = ", ".join(str(int(i)) for i in indices[:NAMED])
+    return shown + (f" and {len(indices) - NAMED} more" if len(indices) > NAMED else "")
 
 
 def findings(dataset: Dataset, description: dict[str, Any]) -> dict[str, str]:
@@ -146,7 +148,7 @@ def _recorded(metadata: Mapping[str, Any]) -> str | None:
     return ", ".join(f"{word}{metadata[name]}" for name, word in words.items() if name in metadata)
 
 
-def describe(dataset: Dataset, task: TaskLike | None = None) -> dict[str, Any]:
+def describe(dataset: Dataset, task: Task | None = None) -> dict[str, Any]:
     """The dataset in plain numbers (all JSON-able), with `warnings` on what looks wrong.
 
     Returns are sums of rewards per trajectory; one-row trajectories are left out of them where there are longer ones.

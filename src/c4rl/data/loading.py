@@ -1,6 +1,5 @@
 """Loads any supported file as a Dataset, or raises one sentence that says why not."""
 
-import hashlib
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +10,10 @@ from numpy.typing import ArrayLike
 
 from c4rl.core.action_bounds import ActionBounds
 from c4rl.core.errors import InputError
+from c4rl.core.files import sha256_of
 from c4rl.data.arrays import read_arrays
 from c4rl.data.assembly import Log, assemble
-from c4rl.data.checks import TaskLike, action_bounds, reason
+from c4rl.data.checks import action_bounds, reason
 from c4rl.data.d3rlpy import COUNT, read_d3rlpy
 from c4rl.data.d4rl import read_d4rl
 from c4rl.data.dataset import Dataset
@@ -21,7 +21,7 @@ from c4rl.data.hdf5 import SIGNATURE, open_hdf5
 from c4rl.data.minari import PREFIX, locate, main_file, read_minari
 from c4rl.environments.tasks import Task
 
-Reader = Callable[[Path, TaskLike | None], Log]
+Reader = Callable[[Path, Task | None], Log]
 
 EXPECTED = "expected an npz file, a D4RL or d3rlpy HDF5 file, or the folder of a local Minari dataset"
 KNOWN_FOREIGN = {
@@ -49,7 +49,7 @@ def _recognise(path: Path) -> tuple[str, Reader]:
     raise InputError(f"{path}: the file is {found}; {EXPECTED}.")
 
 
-def _read_hdf5(path: Path, task: TaskLike | None) -> Log:
+def _read_hdf5(path: Path, task: Task | None) -> Log:
     with open_hdf5(path) as file:
         if file.episodes:
             return read_minari(file, task)
@@ -59,7 +59,7 @@ def _read_hdf5(path: Path, task: TaskLike | None) -> Log:
 def load_dataset(
     path: str | Path,
     *,
-    task: TaskLike | None = None,
+    task: Task | None = None,
     action_low: ArrayLike | None = None,
     action_high: ArrayLike | None = None,
     clip_actions: bool = False,
@@ -78,8 +78,7 @@ def load_dataset(
             file = main_file(file)
         kind, read = _recognise(file)
         log = read(file, task)
-        with file.open("rb") as content:
-            sha256 = hashlib.file_digest(content, "sha256").hexdigest()
+        sha256 = sha256_of(file)
     except InputError:
         raise
     except FileNotFoundError as error:

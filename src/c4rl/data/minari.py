@@ -26,7 +26,6 @@ from c4rl.core.array import Array
 from c4rl.core.errors import InputError
 from c4rl.data.assembly import Log
 from c4rl.data.checks import (
-    TaskLike,
     as_bound,
     as_column,
     as_flags,
@@ -38,6 +37,7 @@ from c4rl.data.checks import (
 )
 from c4rl.data.hdf5 import EPISODE, Hdf5
 from c4rl.data.metadata import C4RL, checked
+from c4rl.environments.tasks import Task
 
 MAIN_FILE, PREFIX = "main_data.hdf5", "minari:"
 ID = r"[\w-][\w.-]*(/[\w-][\w.-]*)*"
@@ -170,7 +170,7 @@ def _episode(file: Hdf5, name: str, layout: list[tuple[str, int | None]]) -> dic
     return fields
 
 
-def read_minari(file: Hdf5, task: TaskLike | None = None) -> Log:
+def read_minari(file: Hdf5, task: Task | None = None) -> Log:
     """Read the `main_data.hdf5` of a local Minari dataset; the module's docstring describes the format."""
     path = file.path
     stored = _metadata(path.parent, within=path.parent)

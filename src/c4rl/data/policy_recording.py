@@ -5,7 +5,6 @@ of (seed, k, b) alone. Blocks lie in a hidden folder next to the output until al
 continues, and the bytes depend neither on the number of workers nor on interruptions.
 """
 
-import hashlib
 import json
 import queue
 import re
@@ -21,7 +20,7 @@ import numpy as np
 
 from c4rl.core.array import Array
 from c4rl.core.errors import InputError, WorkFailed
-from c4rl.core.files import replacing, write_json
+from c4rl.core.files import replacing, sha256_of, write_json
 from c4rl.core.worker_process import Message, Parent, WorkerDied, WorkerProcess, described
 from c4rl.data.assembly import number_trajectories
 from c4rl.data.behaviour_agents import ARM, RANDOM
@@ -60,8 +59,7 @@ def find_behaviours(given: Sequence[str], task: Task) -> list[Behaviour]:
         count = len(read_policies(Path(file), task))
         if chosen is not None and (not chosen or chosen[-1] >= count):
             raise InputError(f"policy: found {word}, expected snapshots from 0 to {count - 1} of this file")
-        sha256 = hashlib.sha256(Path(file).read_bytes()).hexdigest()
-        snapshots = chosen or range(count)
+        sha256, snapshots = sha256_of(Path(file)), chosen or range(count)
         found += [Behaviour(file, k if count > 1 else None, sha256) for k in snapshots]
     if not found:
         raise InputError(
@@ -270,8 +268,8 @@ class Recorder:
         policy = read_policies(Path(file), self._task)[snapshot]
         if self._task.domain != "antmaze" or trained_for(Path(file)) != GOAL_ANT.name:
             return self._environment, policy
-        from c4rl.environments.antmaze import MAZES
-        from c4rl.environments.maze_walk import Kind, MazeWalk, SteeredWalker, goal_near
+        from c4rl.environments.antmaze import MAZES, goal_near
+        from c4rl.environments.maze_walk import Kind, MazeWalk, SteeredWalker
 
         assert self._task.environment is not None
         last = self._task.name.rpartition("-v")[0].rpartition("-")[2]

@@ -51,6 +51,11 @@ def place(cell: tuple[int, int]) -> Array:
     return CELL * np.array([cell[1] - START[1], cell[0] - START[0]], np.float64)
 
 
+def goal_near(cell: tuple[int, int], rng: np.random.Generator) -> Array:
+    """A goal as D4RL draws it."""
+    return place(cell) + rng.uniform(0, 1, 2) + rng.uniform(0, 0.5, 2)
+
+
 def ant_model(walls: Array) -> mujoco.MjModel:
     """gymnasium's ant with D4RL's constants, between walls [rows, columns]."""
     assets = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
@@ -94,7 +99,7 @@ class AntMaze(gymnasium.Env):
         rng = self.np_random
         position = self.model.qpos0 + rng.uniform(-0.1, 0.1, self.model.nq)
         velocity = 0.1 * rng.standard_normal(self.model.nv)
-        self.goal = place(self.maze.goal) + rng.uniform(0, 1, 2) + rng.uniform(0, 0.5, 2)
+        self.goal = goal_near(self.maze.goal, rng)
         return self.set_state(position, velocity), {}
 
     def set_state(self, position: Array, velocity: Array) -> Array:

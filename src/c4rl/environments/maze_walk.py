@@ -11,7 +11,7 @@ import numpy as np
 
 from c4rl.core.array import Array
 from c4rl.core.behaviour_policy import BehaviourPolicy
-from c4rl.environments.antmaze import CELL, GOAL_RADIUS, START, AntMaze, place
+from c4rl.environments.antmaze import CELL, GOAL_RADIUS, START, AntMaze, goal_near, place
 from c4rl.environments.goal_ant import body_observation
 from c4rl.environments.waypoint_controller import Cell, shortest_path
 
@@ -48,11 +48,6 @@ class MazeWalk(gymnasium.Wrapper):
         observation, reward, terminated, truncated, info = self.env.step(action)
         arrived = bool(np.hypot(*(observation[:2] - self.target)) <= GOAL_RADIUS)
         return observation, reward, terminated, truncated or arrived, info
-
-
-def goal_near(cell: Cell, rng: np.random.Generator) -> Array:
-    """A goal as AntMaze draws it."""
-    return place(cell) + rng.uniform(0, 1, 2) + rng.uniform(0, 0.5, 2)
 
 
 class SteeredWalker:

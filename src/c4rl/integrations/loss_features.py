@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from c4rl.plugins.c4.anywhere import plain_tensor
+from c4rl.plugins.c4.any_critic import plain_tensor
 
 CHECKED_EVERY = 200  # batches
 Recorded = tuple[int, Tensor]  # which network's layer, and what entered it

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from c4rl.plugins.c4.anywhere import plain_tensor
+from c4rl.plugins.c4.any_critic import plain_tensor
 
 CHECKED_EVERY = 200  # batches
 # modules without weights that treat every number alike

@@ -71,7 +71,7 @@ def preset_fields(name: str, algorithm: str, plugins: tuple[str, ...] | None, ta
         "preset": name,
         "plugins": names or ("none",),
         "options": algorithm_class(algorithm).config_type(**values_of(chosen.options)),
-        "plugin_options": tuple(PLUGINS[n][0](**values_of(chosen.of_plugins.get(n, {}))) for n in names),
+        "plugin_options": tuple(PLUGINS[n][0](**(values_of(chosen.c4) if n == "c4" else {})) for n in names),
         **values_of(chosen.training),
     }
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from c4rl.core.buffer import Batch, TransitionBuffer
 from c4rl.core.networks import Stack, StackedMLP
+from c4rl.core.ops.tanh_gaussian import log_normal_density
 from c4rl.core.optimizers import FlatAdam
 from c4rl.core.options import Options, option
 from c4rl.core.random import Streams
@@ -64,7 +65,7 @@ class StyleDistributions(NamedTuple):
     def log_prob(self, actions: Tensor) -> Tensor:
         """Of actions [R, B, a] under every style, [R, B, m]."""
         normalised = (actions.unsqueeze(2) - self.mean) * (-self.log_std).exp()
-        return (-0.5 * normalised.square() - self.log_std - 0.5 * math.log(2 * math.pi)).sum(3)
+        return log_normal_density(normalised, self.log_std).sum(3)
 
 
 class StylePolicies(nn.Module):

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from c4rl.core.declarations import plain_name
 from c4rl.core.errors import InputError
+from c4rl.core.files import sha256_of
 from c4rl.data.loading import load_dataset
 from c4rl.environments.tasks import get_task
 from c4rl.jobs.config import TrainConfig
@@ -123,8 +124,7 @@ def check_data(jobs: Sequence[Job], data: Path) -> None:
         if not path.exists():
             hint = f": {_recorded_by(name, path)}" if name.startswith(RECORDED) else ""
             raise InputError(f"--data: found no '{name}.npz' in {data}, expected a file for each set{hint}")
-        with open(path, "rb") as file:
-            found, expected = hashlib.file_digest(file, "sha256").hexdigest(), datasets()[name]["sha256"]
+        found, expected = sha256_of(path), datasets()[name]["sha256"]
         if found != expected:
             why = _recorded_otherwise(name, path) if name.startswith(RECORDED) else ""
             raise InputError(f"{path}: its sha256 is {found[:12]}..., expected {expected[:12]}...{why}")

@@ -20,7 +20,7 @@ from c4rl.training.checkpoint import load_progress
 from c4rl.training.evaluation import MOST_TRAINING_ROWS
 from c4rl.training.run_directory import RunDirectory, is_result, job_summary, read_metrics
 from c4rl.training.selection import selected_records
-from c4rl.training.summary import CRITERIA, SELECTED_RULE, Record, best_records
+from c4rl.training.summary import CRITERIA, SELECTED_RULE, Record, best_records, datasets_of
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,7 @@ class Provenance:
 
     def dataset_facts(self) -> dict[str, Any]:
         """The dataset's part of summary.json: rows and, without a simulator, baselines of its errors."""
-        found = self.summary.get("dataset")
-        of_each = found if isinstance(found, list) else [found]
-        index = self.members[0].data
+        of_each, index = datasets_of(self.summary), self.members[0].data
         facts = of_each[index] if index < len(of_each) else None
         return facts if isinstance(facts, dict) else {}
 

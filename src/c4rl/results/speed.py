@@ -209,9 +209,8 @@ class TimedRuns:
     def __init__(
         self, config: TrainConfig, data: Dataset, device: torch.device, stage: int = 0, precision: str = "fp32"
     ) -> None:
-        s, a = data.observation_dim, data.action_dim
-        one, zero = np.ones, np.zeros
-        scaling = Scaling(zero(s, np.float32), one(s, np.float32), -one(a, np.float32), one(a, np.float32))
+        as_they_are = np.zeros(data.observation_dim, np.float32), np.ones(data.observation_dim, np.float32)
+        scaling = Scaling(*as_they_are, data.action_low, data.action_high)
         self.runs, self.device = len(config.seeds), device
         self.launches = launches_of(config, pack_datasets([(data, scaling)], device), device)
         for launch in self.launches:
@@ -250,7 +249,6 @@ class TimedRuns:
 
 
 def calls_per_second(advance: Callable[[], Any], seconds: float, device: torch.device, warm_up: int = 0) -> float:
-
     def settle() -> None:
         if device.type == "cuda":
             torch.cuda.synchronize(device)

@@ -13,6 +13,8 @@ import numpy as np
 
 from c4rl.core.array import Array
 
+LEVEL = 0.95  # of every interval
+
 
 class Interval(NamedTuple):
     low: Any  # a number, or an array where the statistic is one
@@ -58,17 +60,17 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
     return float(x @ y) / spread if spread > 0 else 0.0
 
 
-def mean_interval(values: Array, level: float = 0.95) -> Interval:
+def mean_interval(values: Array) -> Interval:
     """Student's interval of the mean of a few runs; infinite for a single one."""
     values = np.ravel(values)
     n, centre = len(values), float(np.mean(values))
     if n < 2:
         return Interval(-math.inf, math.inf)
-    half = student_quantile((1 + level) / 2, n - 1) * float(np.std(values, ddof=1)) / math.sqrt(n)
+    half = student_quantile((1 + LEVEL) / 2, n - 1) * float(np.std(values, ddof=1)) / math.sqrt(n)
     return Interval(centre - half, centre + half)
 
 
-def difference_interval(values: Array, others: Array, level: float = 0.95) -> Interval:
+def difference_interval(values: Array, others: Array) -> Interval:
     """Welch's interval of the difference between two means; infinite where one has a single run."""
     centre, runs = float(np.mean(values) - np.mean(others)), [len(values), len(others)]
     if min(runs) < 2:
@@ -76,14 +78,13 @@ def difference_interval(values: Array, others: Array, level: float = 0.95) -> In
     parts = [float(np.var(some, ddof=1)) / n for some, n in zip((values, others), runs, strict=True)]
     spread = sum(part**2 / (n - 1) for part, n in zip(parts, runs, strict=True))
     freedom = sum(parts) ** 2 / spread if spread else sum(runs) - 2
-    half = student_quantile((1 + level) / 2, freedom) * math.sqrt(sum(parts))
+    half = student_quantile((1 + LEVEL) / 2, freedom) * math.sqrt(sum(parts))
     return Interval(centre - half, centre + half)
 
 
 def bootstrap_interval(
     statistic: Callable[..., Any],
     *scores: Array,
-    level: float = 0.95,
     repetitions: int = 2000,
     seed: int = 0,
     corrected: bool = True,
@@ -95,7 +96,7 @@ def bootstrap_interval(
     """
     random = np.random.default_rng(seed)
     drawn = (np.take_along_axis(s[None], random.integers(0, len(s), (repetitions, *s.shape)), axis=1) for s in scores)
-    low, high = np.quantile(statistic(*drawn), [(1 - level) / 2, (1 + level) / 2], axis=0)
+    low, high = np.quantile(statistic(*drawn), [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
     runs = min(len(s) for s in scores)
     if corrected and runs > 1:
         centre, wider = statistic(*scores), math.sqrt(runs / (runs - 1))

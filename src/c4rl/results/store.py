@@ -19,6 +19,7 @@ import numpy as np
 from c4rl.core.declarations import declaration
 from c4rl.core.errors import InputError
 from c4rl.core.files import read_json, replacing
+from c4rl.core.typed_json import jsonable
 from c4rl.environments.tasks import get_task, imported_by, physics
 from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.config_file import to_json
@@ -26,7 +27,7 @@ from c4rl.jobs.registry import PLUGINS, algorithm_class
 from c4rl.jobs.runs import Run, ensembles_of, key_of, run_config, runs_of
 from c4rl.training.run_directory import job_config, job_summary, read_metrics
 from c4rl.training.selection import selected_records
-from c4rl.training.summary import CRITERIA
+from c4rl.training.summary import CRITERIA, datasets_of
 
 SCHEMA = 1
 RESULTS = 1  # to be counted up whenever training itself changes, so that older results are not taken for new ones
@@ -140,8 +141,7 @@ def _job_fields() -> list[str]:
 @cache
 def _defaults(kind: type) -> dict[str, Any]:
     """As JSON has them."""
-    found = {f.name: f.default for f in fields(kind) if f.default is not MISSING}
-    return json.loads(json.dumps(found, default=str).replace("Infinity", '"inf"').replace('-"inf"', '"-inf"'))
+    return jsonable({f.name: f.default for f in fields(kind) if f.default is not MISSING})
 
 
 class Store:
@@ -215,7 +215,7 @@ def entries_of(folder: Path) -> list[dict[str, Any]]:
         logged.setdefault(key_of(record), []).append(record)
         if "returns" in record:
             curves.setdefault(key_of(record), {})[record["update"]] = [round(r, 3) for r in record["returns"]]
-    facts = summary["dataset"] if isinstance(summary["dataset"], list) else [summary["dataset"]]
+    facts = datasets_of(summary)
 
     def entry(run: Run) -> dict[str, Any]:
         own, dataset = run_config(config, run), facts[run.data]

@@ -102,7 +102,7 @@ class BehaviourTraining:
             Collector(self.task, config.seeds, config.envs, workers) as collector,
             EvaluationPool(self.task, 1) if config.evaluation_episodes else nullcontext() as pool,
         ):
-            while self.steps < config.steps and (seconds is None or time.monotonic() - began < seconds):
+            while not self._done and (seconds is None or time.monotonic() - began < seconds):
                 before = self.steps
                 random = before < config.random_steps
                 collector.start(None if random else self.policies(), self.blocks, BLOCK, fresh)
@@ -122,26 +122,21 @@ class BehaviourTraining:
                 for own, recent, new in zip(self.returns, self._recent, block.returns, strict=True):
                     own += new
                     recent.extend(new)
-                done = self.steps >= config.steps
-
-                def due(every: int, before: int = before, done: bool = done) -> bool:
-                    return done or before // every < self.steps // every
-
-                if due(config.snapshot_every):
+                if self._is_due(config.snapshot_every, before):
                     self._save_snapshot()
                     self._log()
-                if pool is not None and due(config.evaluate_every):
+                if pool is not None and self._is_due(config.evaluate_every, before):
                     returns = pool.submit(mean_policies(self.policies()), config.evaluation_episodes, EVALUATION_SEED)
                     self._evaluations.append((self.steps, returns))
                 self._log_evaluations()
-                if time.monotonic() - last_line > LINE_SECONDS or done:
+                if time.monotonic() - last_line > LINE_SECONDS or self._done:
                     last_line = time.monotonic()
                     self._print_progress((self.updates - first_updates) / (last_line - began))
-                fresh = due(config.checkpoint_every)
+                fresh = self._is_due(config.checkpoint_every, before)
                 if fresh:
                     self._save_checkpoint()
                 yield True
-            if self.steps < config.steps:
+            if not self._done:
                 self._save_snapshot()
                 self._log()
                 self.print_line(f"{self.task.name}: stopped at {self.steps:,} of {config.steps:,} steps")
@@ -149,6 +144,14 @@ class BehaviourTraining:
             while self._evaluations and (seconds is None or time.monotonic() - waited < PATIENCE_SECONDS):
                 yield False
                 self._log_evaluations()
+
+    @property
+    def _done(self) -> bool:
+        return self.steps >= self.config.steps
+
+    def _is_due(self, every: int, before: int) -> bool:
+        """What happens every so many steps, and at the end; before: steps when the block began."""
+        return self._done or before // every < self.steps // every
 
     def policies(self) -> dict[str, Array]:
         return policy_arrays(self.algorithm.actor, self.low, self.high)

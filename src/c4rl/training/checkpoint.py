@@ -79,9 +79,7 @@ def save_checkpoint(path: Path, states: Mapping[Any, RunState], progress: Progre
     arrays = {
         f"{file_name(run)}/{name}": t.contiguous().numpy() for run, state in states.items() for name, t in state.items()
     }
-    metadata = {"schema": SCHEMA, "kind": "checkpoint", "progress": json.dumps(asdict(progress))}
-    with replacing(path) as temporary:
-        save_file(arrays, temporary, metadata)
+    _write(path, "checkpoint", arrays, progress=asdict(progress))
 
 
 def load_checkpoint(path: Path, runs: Collection[RunKey] | None = None) -> tuple[dict[RunKey, RunState], Progress]:
@@ -130,8 +128,7 @@ def save_policies(
         str(run): asdict(PolicyFacts(len(policy.weights), policy.squash, update[run], failed.get(run, "")))
         for run, policy in policies.items()
     }
-    with replacing(path) as temporary:
-        save_file(arrays, temporary, {"schema": SCHEMA, "kind": "policies", "facts": json.dumps(facts)})
+    _write(path, "policies", arrays, facts=facts)
 
 
 def join_policies(parts: Sequence[Path], path: Path) -> None:
@@ -143,8 +140,7 @@ def join_policies(parts: Sequence[Path], path: Path) -> None:
         with _opened(part, "policies", framework="np") as file:
             arrays |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
             facts |= json.loads(file.metadata()["facts"])
-    with replacing(path) as temporary:
-        save_file(arrays, temporary, {"schema": SCHEMA, "kind": "policies", "facts": json.dumps(facts)})
+    _write(path, "policies", arrays, facts=facts)
 
 
 def load_policies(path: Path, runs: Collection[RunKey] | None = None) -> dict[RunKey, NumpyPolicy]:
@@ -177,6 +173,12 @@ def load_policy_file(
             failed |= {run: fact.failed} if fact.failed else {}
     _check_runs(path, policies, runs)
     return policies, failed
+
+
+def _write(path: Path, kind: str, arrays: dict[str, np.ndarray], **header: Any) -> None:
+    texts = {name: json.dumps(value) for name, value in header.items()}
+    with replacing(path) as temporary:
+        save_file(arrays, temporary, {"schema": SCHEMA, "kind": kind, **texts})
 
 
 def _opened(path: Path, kind: str, framework: str = "pt") -> Any:

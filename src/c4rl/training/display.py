@@ -4,11 +4,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import torch
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from c4rl.core.ops import available, missing
+from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.runs import Run, RunKey
 from c4rl.training.summary import FAILED, MARK, describe_failure
 
@@ -18,6 +21,18 @@ SHOWN = ("critic_loss", "actor_loss", "q")
 
 def number(value: float | None) -> str:
     return "-" if value is None else f"{value:,.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def title_of(config: TrainConfig, rows: Sequence[int], device: torch.device) -> str:
+    """What is trained, where, and what stands in for kernels that are not at hand. rows: of each of the job's data."""
+    where = "without a simulator" if config.task == ("none",) else f"on {' and '.join(config.task)}"
+    title = f"{config.method} {where}, {' + '.join(f'{count:,}' for count in rows)} rows, {device.type}"
+    if device.type == "cuda" and config.fused_kernels and (reason := missing()) is not None:
+        title += f", PyTorch's own kernels ({reason})"
+    if config.precision != "fp32":
+        own_kernels = available(device) and config.fused_kernels
+        title += f", {config.precision if own_kernels else f'fp32 ({config.precision} needs fused GPU kernels)'}"
+    return title
 
 
 class Display:

@@ -15,7 +15,6 @@ from rich.console import Console
 from c4rl.core.errors import InputError
 from c4rl.core.extras import how_to_install
 from c4rl.core.files import replacing, write_json
-from c4rl.core.ops import available, missing
 from c4rl.core.typed_json import jsonable
 from c4rl.data.packing import pack_datasets
 from c4rl.environments.tasks import simulator
@@ -24,7 +23,7 @@ from c4rl.jobs.config_file import to_json
 from c4rl.jobs.runs import explain_launches, file_name, runs_of
 from c4rl.training.background import BackgroundWriter, forget_pending, save_pending
 from c4rl.training.checkpoint import Progress, load_checkpoint, save_checkpoint
-from c4rl.training.display import Display
+from c4rl.training.display import Display, title_of
 from c4rl.training.gradient_cosines import gradient_cosines
 from c4rl.training.launch import Launch, launches_of
 from c4rl.training.parts import is_in_parts
@@ -141,19 +140,12 @@ class Trainer:
 
     def run(self) -> dict[str, Any]:
         config = self.config
-        rows = " + ".join(f"{p.facts['rows']:,}" for p in self.preparations)
-        where = "without a simulator" if config.task == ("none",) else f"on {' and '.join(config.task)}"
-        title = f"{config.method} {where}, {rows} rows, {self.device.type}"
-        if self.device.type == "cuda" and config.fused_kernels and (reason := missing()) is not None:
-            title += f", PyTorch's own kernels ({reason})"
-        if config.precision != "fp32":
-            own_kernels = available(self.device) and config.fused_kernels
-            title += f", {config.precision if own_kernels else f'fp32 ({config.precision} needs fused GPU kernels)'}"
         if config.threads is None and self.progress.threads < ALL_THREADS:
             others = f"{self.progress.threads} of {ALL_THREADS} threads, since other processes were busy when it began"
             self.notes.append(f"{others}; --threads changes that")
         for sentence in dict.fromkeys(self.notes):
             self.console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+        title = title_of(config, [p.facts["rows"] for p in self.preparations], self.device)
         self.display = Display(title, self.runs, self.total, self.progress.update, self.console)
         if (split := explain_launches(config, self.runs, self.buffer.dataset_lengths, self.device)) is not None:
             self.display.message(split)

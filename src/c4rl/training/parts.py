@@ -62,7 +62,7 @@ def join(
     def joined(paths: Sequence[Path]) -> tuple[dict[Any, Any], Progress, list[Progress]]:
         """The states and the progress of the whole job, and that of each part."""
         found = [load_checkpoint(path) for path in paths]
-        progress = _joined([own for _, own in found])
+        progress = _summed([own for _, own in found])
         progress.dataset_sha256 = ",".join(p.facts["sha256"] for p in preparations)
         progress.settings, progress.environment = directory.settings, simulator(*(p.task for p in preparations))
         return {key: state for own, _ in found for key, state in own.items()}, progress, [own for _, own in found]
@@ -130,7 +130,7 @@ def _in_order(parts: Sequence[list[Record]], runs: Sequence[Run]) -> list[Record
     return [line for _, line in sorted(keyed, key=lambda pair: pair[0])]
 
 
-def _joined(parts: Sequence[Progress]) -> Progress:
+def _summed(parts: Sequence[Progress]) -> Progress:
     """Seconds are summed, as if one device had done the parts in turn."""
     total = {
         name: sum(getattr(part, name) for part in parts)

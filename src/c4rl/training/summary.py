@@ -113,6 +113,12 @@ def _one_or_all(values: list[Any]) -> Any:
     return values[0] if len(values) == 1 else values
 
 
+def datasets_of(summary: dict[str, Any]) -> list[Any]:
+    """The facts of each dataset; the summary of a job with one has no list of them."""
+    found = summary.get("dataset", [])
+    return found if isinstance(found, list) else [found]
+
+
 def _group(
     config: TrainConfig,
     runs: Sequence[Run],

@@ -19,8 +19,7 @@ def sample_tanh_gaussian(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[
     if many:
         mean, log_std = mean.unsqueeze(2), log_std.unsqueeze(2)
     u = mean + log_std.exp() * noise
-    log_normal = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
-    return torch.tanh(u), (log_normal - log_tanh_slope(u)).sum(-1)
+    return torch.tanh(u), (log_normal_density(noise, log_std) - log_tanh_slope(u)).sum(-1)
 
 
 def uniform_and_sampled(
@@ -37,6 +36,11 @@ def uniform_and_sampled(
     log_uniform = torch.full_like(log_prob, -noise.shape[-1] * math.log(2))
     log_density = torch.cat([log_uniform, log_prob, next_log_prob], dim=2)
     return torch.cat([uniform * 2 - 1, actions, next_actions], dim=2), log_density
+
+
+def log_normal_density(deviation: Tensor, log_std: Tensor) -> Tensor:
+    """Of numbers that lie so many standard deviations from the mean, elementwise."""
+    return -0.5 * deviation.square() - log_std - 0.5 * math.log(2 * math.pi)
 
 
 def log_tanh_slope(u: Tensor) -> Tensor:

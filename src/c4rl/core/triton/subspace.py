@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+GRAM_SCHMIDT_PASSES = 2  # the second one restores what rounding cost nearly dependent columns
 MOST_SWEEPS = 12  # of Jacobi's method: it converges quadratically, a matrix of 32 rows in six to eight
 
 
@@ -43,17 +44,16 @@ def _orthonormal_kernel(
     tl.store(OUT + place, a, mask=inside)
 
 
-def orthonormal(matrices: Tensor, spare: Tensor, passes: int = 2) -> Tensor:
+def orthonormal(matrices: Tensor, spare: Tensor) -> Tensor:
     """Columns [R, m, d] made orthonormal from the left by Gram-Schmidt, d <= m.
 
     A column that depends on those to its left gives way to the same column of `spare` [m, d], of independent columns.
-    passes: a second one restores what rounding cost nearly dependent columns.
     """
     matrices = matrices.contiguous()
     count, rows, columns = matrices.shape
     out = torch.empty_like(matrices)
     _orthonormal_kernel[(count,)](
-        matrices, spare.contiguous(), out, rows, columns, passes,
+        matrices, spare.contiguous(), out, rows, columns, GRAM_SCHMIDT_PASSES,
         triton.next_power_of_2(rows), triton.next_power_of_2(columns), num_warps=8,
     )  # fmt: skip
     return out

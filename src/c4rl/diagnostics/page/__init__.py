@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from c4rl.core.files import replacing
 
@@ -20,6 +20,7 @@ TABLE_SERIES = 12
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 Number = float | int | None
+Point = TypeVar("Point", int, float)
 
 
 @dataclass(frozen=True)
@@ -167,14 +168,19 @@ def _plot_data(plot: Plot) -> dict[str, Any]:
 def _plot_table(plot: Plot) -> tuple[list[str], list[list[Any]]]:
     """The numbers of a plot; of many points or lines a part, evenly chosen."""
     shown = plot.series[:TABLE_SERIES]
-    xs = sorted({x for series in shown for x in series.x})
-    if len(xs) > TABLE_ROWS:
-        xs = [xs[round(i * (len(xs) - 1) / (TABLE_ROWS - 1))] for i in range(TABLE_ROWS)]
+    xs = thinned(sorted({x for series in shown for x in series.x}), TABLE_ROWS)
     columns = [dict(zip(series.x, series.y, strict=True)) for series in shown]
     rows = [[plot.names[int(x)] if plot.names else x, *(column.get(x) for column in columns)] for x in xs]
     more = len(plot.series) - len(shown)
     last = f" (and {more} more lines in the plot)" if more > 0 else ""
     return [plot.x_label, *(series.name for series in shown[:-1]), *(s.name + last for s in shown[-1:])], rows
+
+
+def thinned(values: list[Point], most: int) -> list[Point]:
+    """At most so many of them, evenly chosen, the first and the last among them."""
+    if len(values) <= most:
+        return values
+    return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
 
 
 def number(value: Any) -> str:

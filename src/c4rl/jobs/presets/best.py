@@ -20,9 +20,8 @@ from c4rl.plugins.returns import spread_of_starts
 
 BEST = "best"
 APART = 0.35  # of the variance of all observations: first ones have 0 to 0.2 in locomotion data, 0.55 to 1.2 in mazes
-NEAR = (
-    0.125  # standard deviations: the gap is 0.07 to 0.11 in mazes, 0.15 to 0.37 in locomotion, 0.5 and more for an ant
-)
+# standard deviations: the gap is 0.07 to 0.11 in mazes, 0.15 to 0.37 in locomotion, 0.5 and more for an ant
+NEAR = 0.125
 SAMPLE = 1000  # rows; always as many, so that the gap measures the states and not the rows
 AWAY = 100  # rows of the same trajectory are another way from there on
 

@@ -34,10 +34,6 @@ class Preset(NamedTuple):
     options: Settings  # of the algorithm
     c4: Settings  # of C4Config
 
-    @property
-    def of_plugins(self) -> dict[str, Settings]:
-        return {"c4": self.c4}
-
 
 def values_of(settings: Mapping[str, Setting]) -> dict[str, Any]:
     return {name: setting.value for name, setting in settings.items()}

@@ -43,9 +43,10 @@ def _weights(valid: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
     return weight, weight.sum(-2, keepdim=True)
 
 
-def _mean(rows: Tensor, weight: Tensor, count: Tensor) -> Tensor:
-    """Mean of the valid rows [..., 1, m]."""
-    return (rows * weight).sum(-2, keepdim=True) / count.clamp_min(1)
+def _centred(rows: Tensor, weight: Tensor, count: Tensor) -> Tensor:
+    """The valid rows minus their mean, and 0 for the others, [..., B, m]."""
+    mean = (rows * weight).sum(-2, keepdim=True) / count.clamp_min(1)
+    return (rows - mean) * weight
 
 
 def _trace(matrix: Tensor) -> Tensor:
@@ -66,8 +67,7 @@ def _unbiased(g_next: Tensor, g: Tensor, valid: Tensor, beta: float | Tensor) ->
     Both need four valid rows; with fewer the result is 0.
     """
     weight, n = _weights(valid, g)
-    x = ((g_next - _mean(g_next, weight, n)) * weight).detach()
-    y = (g - _mean(g, weight, n)) * weight
+    x, y = _centred(g_next, weight, n).detach(), _centred(g, weight, n)
     n = n.squeeze((-2, -1))
     enough = n >= 4
     n = n.clamp_min(4)
@@ -155,8 +155,7 @@ class WeightedPenalty:
 def traces(g_next: Tensor, g: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
     """tr C / m and tr C / sqrt(tr Sigma' tr Sigma), [...] each, without forming C."""
     weight, n = _weights(valid, g)
-    x = (g_next - _mean(g_next, weight, n)) * weight
-    y = (g - _mean(g, weight, n)) * weight
+    x, y = _centred(g_next, weight, n), _centred(g, weight, n)
     products = (x * y).sum((-2, -1))
     spread = (x.square().sum((-2, -1)) * y.square().sum((-2, -1))).sqrt()
     trace_per_feature = products / (n - 1).clamp_min(1)[..., 0, 0] / g.shape[-1]
@@ -169,8 +168,7 @@ def within_and_between(g_next: Tensor, g: Tensor, valid: Tensor, responsibilitie
     and the `frobenius` norm of both parts, [...] each. The two matrices add up to C_hat, with its factor n/(n-1).
     Neither bounds C: the two can cancel."""
     weight, n = _weights(valid, g)
-    x = (g_next - _mean(g_next, weight, n)) * weight
-    y = (g - _mean(g, weight, n)) * weight
+    x, y = _centred(g_next, weight, n), _centred(g, weight, n)
     r = responsibilities * weight
     mass = r.sum(-2).unsqueeze(-1).clamp_min(torch.finfo(g.dtype).tiny)  # N_z [..., K, 1]
     # x and y are centred, so r^T x / N_z are the cluster means' offsets from the overall mean

@@ -12,14 +12,21 @@ from c4rl.core.options import Options, option
 from c4rl.core.random import Streams
 from c4rl.plugins.c4.behaviour_model import BehaviourModel
 from c4rl.plugins.c4.clustering import Clustering
-from c4rl.plugins.c4.divergences import SEVERAL, BehaviourSamples, PolicySamples, check_order, divergence_term
+from c4rl.plugins.c4.divergences import (
+    SEVERAL,
+    BehaviourSamples,
+    Divergence,
+    PolicySamples,
+    check_order,
+    divergence_term,
+)
 from c4rl.plugins.c4.feature_gradients import feature_gradients
 from c4rl.plugins.seams import ActorStep, Host
 
 
 @dataclass(frozen=True)
 class DivergenceConfig(Options):
-    divergence: Literal["kl", "kl_data", "renyi", "chi_square", "jsd", "w1", "mse", "mmd"] = "kl_data"
+    divergence: Divergence = "kl_data"
     """Between the policy and the behaviour model; kl_data is the likelihood of logged actions."""
     divergence_weight: float = option(0.0, at_least=0, at_most=1e6)
     """Weight in the actor's loss; 0: no divergence term."""

@@ -7,6 +7,7 @@ in the policy through its reparametrised actions. 'kl' is KL(pi || nu); 'kl_data
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -73,15 +74,15 @@ def _jsd(pi: Tensor, nu: Tensor, pi_data: Tensor, nu_data: Tensor) -> Tensor:
     return 0.5 * ((pi - _log_half_sum(pi, nu)).mean(-1) + nu_data - _log_half_sum(pi_data, nu_data))
 
 
+Divergence = Literal["kl", "kl_data", "renyi", "chi_square", "jsd", "w1", "mse", "mmd"]
 DENSITY_FREE = ("mse", "w1", "mmd")
 SEVERAL = ("renyi", "mmd")  # not means over single actions: one action of each state gives another quantity
-NAMES = ("kl", "kl_data", "renyi", "chi_square", "jsd", *DENSITY_FREE)
 
 
 def check_divergence(name: str, deterministic: bool) -> None:
     """Refuses an unknown name, and a density ratio asked of a policy without a density, before training starts."""
-    if name not in NAMES:
-        raise InputError(f"divergence is '{name}', expected one of {', '.join(NAMES)}")
+    if name not in get_args(Divergence):
+        raise InputError(f"divergence is '{name}', expected one of {', '.join(get_args(Divergence))}")
     if deterministic and name not in DENSITY_FREE:
         raise InputError(
             f"divergence '{name}' compares densities and a deterministic policy has none, "

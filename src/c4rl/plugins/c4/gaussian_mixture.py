@@ -34,14 +34,6 @@ class Failure(IntFlag):
     NON_FINITE_PARAMETERS = 8  # weights, means or the likelihood overflowed
 
 
-class Blocks(NamedTuple):
-    """Omega_z = [Sigma' C; C^T Sigma] in the original units, [R, K, m, m] each."""
-
-    next_variance: Tensor  # Sigma'_z
-    cross_covariance: Tensor  # C_z = Cov(g', g | z)
-    variance: Tensor  # Sigma_z
-
-
 class Mixture(NamedTuple):
     """Parameters of R mixtures with K components each, float64; `_asdict()` is their state for a safetensors file.
 
@@ -49,8 +41,8 @@ class Mixture(NamedTuple):
     """
 
     weights: Tensor  # [R, K] p_z
-    means: Tensor  # [R, K, D] mu_z, standardised
-    covariances: Tensor  # [R, K, D, D] Omega_z, standardised; [R, K, D] when diagonal
+    means: Tensor  # [R, K, D] mu_z = [mu'_z, mu_z], standardised
+    covariances: Tensor  # [R, K, D, D] Omega_z = [Sigma' C; C^T Sigma], standardised; [R, K, D] when diagonal
     precision_factors: Tensor  # L_z^-1 with Omega_z = L_z L_z^T, shaped like the covariances
     shift: Tensor  # [R, D]
     scale: Tensor  # [R, D]: standardised y = (y - shift) / scale
@@ -79,18 +71,6 @@ class Mixture(NamedTuple):
     def marginal_responsibilities(self, g: Tensor) -> Tensor:
         """r_iz proportional to p_z N(g_i | mu_z, Sigma_z): [R, N, m] -> [R, N, K]."""
         return self.marginal().responsibilities(g)
-
-    def blocks(self) -> Blocks:
-        """Sigma'_z, C_z and Sigma_z in the original units (with their share of epsilon I)."""
-        omega = torch.diag_embed(self.covariances) if self._diagonal else self.covariances
-        scale = self.scale.unsqueeze(1)
-        omega = omega * scale.unsqueeze(3) * scale.unsqueeze(2)
-        m = omega.shape[-1] // 2
-        return Blocks(omega[..., :m, :m], omega[..., :m, m:], omega[..., m:, m:])
-
-    def centres(self) -> Tensor:
-        """mu_z = [mu'_z, mu_z] in the original units, [R, K, D]."""
-        return self.means * self.scale.unsqueeze(1) + self.shift.unsqueeze(1)
 
     def effective_clusters(self) -> Tensor:
         """The number of clusters with p_z above 0.02, [R]."""

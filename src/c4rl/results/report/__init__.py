@@ -31,10 +31,10 @@ def write_report(folders: Sequence[Path], path: Path, pictures: Sequence[tuple[P
     add_selection(page, jobs, methods)
     add_pictures(page, jobs, pictures)
     shown = methods[:PLOTTED]
-    add_curves(page, "Cross-covariance", shown, {name: (title, False) for name, title in TRACES.items()})
+    add_curves(page, "Cross-covariance", shown, TRACES)
     add_terms(page, shown)
     add_inside(page, jobs)
-    add_curves(page, "Clusters over time", shown, {name: (title, False) for name, title in CLUSTERS.items()})
+    add_curves(page, "Clusters over time", shown, CLUSTERS)
     add_curves(page, "Q health", shown, CURVES, warnings=methods)
     add_timings(page, jobs)
     add_differences(page, jobs)

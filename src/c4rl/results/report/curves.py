@@ -5,17 +5,18 @@ from statistics import fmean
 
 from c4rl.diagnostics.divergence import first_warning
 from c4rl.diagnostics.metrics import values_of
-from c4rl.diagnostics.page import Page, Plot, Series
+from c4rl.diagnostics.page import Page, Plot, Series, thinned
 from c4rl.jobs.runs import file_name
 from c4rl.results.report.jobs import Method
 
 PLOTTED = 60  # methods; tables have all
 POINTS = 100  # of a curve
 NUMBERS = 16_000  # of a plot, so that the page of a large sweep stays small
-CURVES = {  # metric -> (title, log scale)
-    "q": ("Mean Q of the batch", False),
-    "critic_loss": ("Critic loss", True),
-    "actor_loss": ("Actor loss", False),
+# metric -> title
+CURVES = {
+    "q": "Mean Q of the batch",
+    "critic_loss": "Critic loss",
+    "actor_loss": "Actor loss",
 }
 TRACES = {
     "cross_covariance_trace_exact_normalised": "tr C / sqrt(tr Sigma' tr Sigma), exact gradients",
@@ -23,7 +24,7 @@ TRACES = {
     "cross_covariance_trace_exact": "tr C / m, exact gradients",
     "cross_covariance_trace_proxy": "tr C / m, penultimate features",
 }
-TERMS = {
+LOGGED_TERMS = {
     "td_A": "A",
     "td_B": "B",
     "td_C": "C",
@@ -36,9 +37,10 @@ CLUSTERS = {
     "c4_within_trace": "Trace within clusters",
     "c4_between_trace": "Trace between clusters",
 }
+LOGARITHMIC = ("critic_loss", "td_A", "td_B", "td_C")
 
 
-def curve_plot(methods: Sequence[Method], metric: str, title: str, log: bool = False) -> Plot:
+def curve_plot(methods: Sequence[Method], metric: str, title: str) -> Plot:
     """Means over seeds at common updates, with the band of the seeds."""
     series, most = [], max(8, min(POINTS, NUMBERS // max(len(methods), 1) // 3))
     for place, method in enumerate(methods):
@@ -47,31 +49,25 @@ def curve_plot(methods: Sequence[Method], metric: str, title: str, log: bool = F
             for update, value in zip(*values_of(lines, metric), strict=True):
                 if value is not None:
                     by_update.setdefault(update, []).append(value)
-        updates = _thinned(sorted(by_update), most)
+        updates = thinned(sorted(by_update), most)
         if updates:
             values = [by_update[update] for update in updates]
             band = any(len(some) > 1 for some in values)
             low, high = ([f(some) for some in values] if band else None for f in (min, max))
             means = [fmean(some) for some in values]
             series.append(Series(method.name, updates, means, low, high, place))
-    return Plot(title, "update", series, log_y=log)
-
-
-def _thinned(values: list[int], most: int) -> list[int]:
-    if len(values) <= most:
-        return values
-    return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
+    return Plot(title, "update", series, log_y=metric in LOGARITHMIC)
 
 
 def add_curves(
     page: Page,
     section: str,
     methods: Sequence[Method],
-    metrics: dict[str, tuple[str, bool]],
+    metrics: dict[str, str],
     warnings: Sequence[Method] = (),
     words: Sequence[str] = (),
 ) -> None:
-    plots = [curve_plot(methods, metric, title, log) for metric, (title, log) in metrics.items()]
+    plots = [curve_plot(methods, metric, title) for metric, title in metrics.items()]
     plots = [plot for plot in plots if plot.series]
     if not plots:
         return

@@ -10,6 +10,7 @@ from c4rl.diagnostics.page import Page
 from c4rl.environments.tasks import get_task
 from c4rl.jobs.config import TrainConfig
 from c4rl.results.report.jobs import Job
+from c4rl.training.summary import datasets_of
 
 LARGEST_CARD = 300 * 2**20  # bytes of a dataset that is read for its card
 
@@ -18,8 +19,7 @@ def add_cards(page: Page, jobs: Sequence[Job]) -> None:
     page.section("Datasets")
     seen = set()
     for job in jobs:
-        facts = (job.summary or {}).get("dataset", [])
-        digests = {one["path"]: one["sha256"] for one in (facts if isinstance(facts, list) else [facts])}
+        digests = {one["path"]: one["sha256"] for one in datasets_of(job.summary or {})}
         for dataset, task_name in zip(job.config.dataset, job.config.tasks, strict=True):
             if (dataset, task_name) not in seen:
                 seen.add((dataset, task_name))

@@ -11,8 +11,7 @@ from c4rl.diagnostics.page import Page, Plot, Series
 from c4rl.diagnostics.q_health import ACTIONS
 from c4rl.jobs.runs import file_name
 from c4rl.plugins.c4.monitor import DISPLACEMENT
-from c4rl.results.report.curves import PLOTTED, add_curves
-from c4rl.results.report.curves import TERMS as TERMS_LOGGED
+from c4rl.results.report.curves import LOGGED_TERMS, PLOTTED, add_curves
 from c4rl.results.report.jobs import COSINES, Job, Method
 from c4rl.results.statistics import rank_correlation
 
@@ -22,12 +21,11 @@ CORRELATED = 5  # runs, before a correlation is shown
 
 def add_terms(page: Page, methods: Sequence[Method]) -> None:
     """What `c4rl train --monitor` logged."""
-    plots = {name: (title, len(name) == len("td_A")) for name, title in TERMS_LOGGED.items()}
     words = (
         f"Var[delta] ~ A + B - C where the critic's input is displaced by k = {DISPLACEMENT:g} in a random direction, "
         "on 1,024 fixed rows; and which part of E[delta^2] = Var[delta] + (E[delta])^2 an update follows."
     )
-    add_curves(page, "Theorem 1 during training", methods, plots, words=[words])
+    add_curves(page, "Theorem 1 during training", methods, LOGGED_TERMS, words=[words])
     late = [
         (late_mean(np.array(scores)), [late_mean(np.array(values_of(lines, name)[1])) for name in LETTERS.values()])
         for method in methods
