@@ -99,24 +99,39 @@ def test_the_effective_number_is_that_of_equal_weights() -> None:
 
 
 def test_weighting_is_advised_where_it_lifts_the_mean_and_leaves_rows(tmp_path: Path) -> None:
-    def advice(lengths: list[int], returns: list[float]) -> str:
+    def advice(lengths: list[int], returns: list[float], apart: float = 0.0) -> str:
         count = sum(lengths)
         ids = np.repeat(np.arange(len(lengths)), lengths)
+        observations = np.random.default_rng(0).normal(size=(count, 3)).astype(np.float32)
+        observations[np.cumsum(lengths) - lengths] = apart * np.arange(len(lengths))[:, None]
         np.savez(
             tmp_path / "data.npz",
-            observations=np.random.default_rng(0).normal(size=(count, 3)).astype(np.float32),
+            observations=observations,
             next_observations=np.ones((count, 3), np.float32),
             actions=np.random.default_rng(1).uniform(-1, 1, (count, 2)).astype(np.float32),
             rewards=(np.array(returns) / lengths)[ids].astype(np.float32),
             trajectory_ids=ids,
         )
         dataset = load_dataset(tmp_path / "data.npz")
-        return advise(describe_returns(dataset, get_task("none")), describe_coverage(dataset), None)[0].value
+        found = describe_returns(dataset, get_task("none"))
+        assert apart == 0 or found["weighted"][-1]["effective_rows"] == pytest.approx(count)
+        return advise(found, describe_coverage(dataset), None)[0].value
 
     assert advice([1500] * 4, [100, 90, 10, 0]) == "yes"
     assert advice([1500] * 4, [100, 99, 98, 97]) == "no"
     assert advice([1500] * 4, [7, 7, 7, 7]) == "no"
     assert advice([300, 1500, 1500], [100, 10, 0]) == "yes"  # of the others as many as a fifth of the rows need
+    assert advice([1500] * 4, [100, 90, 10, 0], apart=1.0) == "no"  # the plug-in would weight nothing
+
+
+def test_returns_of_any_size_are_told_apart(tmp_path: Path) -> None:
+    arrays = sound_arrays()
+    arrays["observations"][np.cumsum(LENGTHS) - LENGTHS] = 0
+    arrays["rewards"] = arrays["rewards"] * np.float32(1e-6)
+    np.savez(tmp_path / "data.npz", **arrays)
+    dataset = load_dataset(tmp_path / "data.npz")
+    weighting, *_ = advise(describe_returns(dataset, get_task("none")), describe_coverage(dataset), None)
+    assert "e-0" in weighting.reason and " 0.0 " not in weighting.reason
 
 
 def test_observations_of_different_scales_are_to_be_normalised(tmp_path: Path) -> None:
