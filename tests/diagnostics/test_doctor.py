@@ -1,21 +1,26 @@
 """`c4rl doctor` from flags to verdict; its probes on small data."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from c4rl.algorithms.bc import BCConfig
+from c4rl.data import info
+from c4rl.data.dataset import Dataset
 from c4rl.data.loading import load_dataset
 from c4rl.diagnostics.advice import advise
 from c4rl.diagnostics.cloning_probe import CloningCurve, probe_cloning
 from c4rl.diagnostics.coverage import describe_coverage, directions_for, participation_ratio
 from c4rl.diagnostics.critic_probe import probe_critic
+from c4rl.diagnostics.doctor import examine
 from c4rl.diagnostics.returns import describe_returns, effective_number
 from c4rl.environments.tasks import get_task
 from tests.cli.support import listing, run
 from tests.diagnostics.broken_copies import FAULTS, LENGTHS, sound_arrays
+from tests.helpers import small_dataset
 
 
 @pytest.fixture
@@ -51,6 +56,14 @@ def test_numbers_as_json(file: Path, capsys: pytest.CaptureFixture[str]) -> None
     found = json.loads(capsys.readouterr().out)
     assert found["dataset"]["rows"] == sum(LENGTHS) and found["findings"] == []
     assert found["cloning"]["updates"] and found["critic"]["clusters"]["effective_clusters"] >= 1
+
+
+def test_what_looks_wrong_is_looked_for_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[Dataset] = []
+    look = info._disagreements
+    monkeypatch.setattr(info, "_disagreements", lambda dataset: looks.append(dataset) or look(dataset))
+    examine(load_dataset(file), get_task("none"), probe=False)
+    assert len(looks) == 1
 
 
 @pytest.mark.parametrize(
@@ -91,6 +104,11 @@ def test_copies_of_columns_add_no_effective_dimension(tmp_path: Path) -> None:
     np.savez(doubled, **arrays)
     one, two = (describe_coverage(load_dataset(path))["state_effective_dimension"] for path in (plain, doubled))
     assert two == pytest.approx(one, rel=1e-3)
+
+
+def test_an_action_that_never_changes_has_no_spread() -> None:
+    data = replace(small_dataset(20_000), actions=np.full((20_000, 2), 0.3, np.float32))
+    assert describe_coverage(data)["action_spread"] == pytest.approx([0, 0], abs=1e-7)
 
 
 def test_the_effective_number_is_that_of_equal_weights() -> None:

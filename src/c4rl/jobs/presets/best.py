@@ -60,7 +60,11 @@ def best_for(dataset: Dataset) -> tuple[Recipe, str]:
     recipe = RECIPES["values" if spread >= APART and gap < NEAR else "cloning"]
     if spread == math.inf:
         alone = dataset.trajectory_ids[-1] == 0
-        why = "There is one trajectory only" if alone else "One trajectory alone is long enough, or no observation changes"
+        why = (
+            "There is one trajectory only"
+            if alone
+            else "One trajectory alone is long enough, or no observation changes"
+        )
         return recipe, f"{why}: returns cannot be compared."
     starts = f"First observations vary {spread:.2f} times as much as all observations (median over dimensions)"
     if spread < APART:
