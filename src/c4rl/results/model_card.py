@@ -285,7 +285,8 @@ def _held_out(found: Provenance) -> str:
         "action_rmse": ("mean_action_rmse", "the mean action"),
         "td_rmse": ("zero_critic_td_rmse", "a critic of 0"),
     }
-    lines = ["| | this policy | every seed: mean | interval | for comparison |", "|---|---|---|---|---|"]
+    whose = "this policy" if len(found.members) == 1 else "its members"
+    lines = [f"| | {whose} | every seed: mean | interval | for comparison |", "|---|---|---|---|---|"]
     for name in names:
         own = [r[name] for run in found.members if (r := found.evaluation(run)) is not None and name in r]
         every = [found.records[run.key][-1][name] for run in found.seeds if found.records[run.key]]
