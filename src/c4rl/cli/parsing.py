@@ -129,11 +129,12 @@ def parse(
     chosen = {flag.field.name: _default(flag.field) for flag in flags} | dict(defaults or {})
     if _asking and not others_follow:
         raise _DeclarationFound(Declared(description or "", flags, chosen))
-    given = {argument.partition("=")[0].replace("_", "-").replace("--no-", "--") for argument in arguments}
+    words = {argument: argument.partition("=")[0].replace("_", "-").replace("--no-", "--") for argument in arguments}
+    given = set(words.values())
     switches = {flag.name for flag in flags if flag.field.type is bool}
     for argument in arguments:
         name, equals, value = argument.partition("=")
-        if equals and name.replace("_", "-").replace("--no-", "--") in switches:
+        if equals and words[argument] in switches:
             raise InputError(f"{name}: found '{value}', expected the flag alone, without a value")
     # the others keep their defaults, and tyro needs time for each
     helping = bool(given & {"-h", "--help"})
@@ -160,6 +161,13 @@ def parse(
         if not stop.code:
             raise  # it was --help
         raise InputError(_without_value(arguments, flags, output.getvalue())) from None
+    except InputError:
+        # what is missing may have been given with a flag that there is not
+        known = [flag.name for flag in flags]
+        strange = [word for word, name in words.items() if word[:2] == "--" != word and name not in known]
+        if strange and not others_follow:
+            raise InputError(_unknown(strange, known, prog)) from None
+        raise
     if unknown and not others_follow:
         raise InputError(_unknown(unknown, [flag.name for flag in flags], prog))
     values = chosen | {flag.field.name: getattr(parsed, flag.field.name) for flag in shown}
