@@ -161,7 +161,7 @@ def test_what_cannot_be_judged_is_refused_before_anything_is_fitted(
         ([job, job], "expected each folder once"),
         ([job, job.parent / "." / ".." / job.parent.name / job.name], "expected each folder once"),
         ([tmp_path / "absent"], "no such folder"),
-        ([job, "--checkpoint", "best"], "policy_best.safetensors: no such file"),
+        ([job, "--checkpoint", "best"], "--checkpoint: found best, expected last, which"),
         ([job, "--json", taken], "exists already"),
         ([job, "--resamples", "1"], "--resamples: found 1, expected a whole number at least 2"),
         ([], "FOLDERS"),
