@@ -326,6 +326,10 @@ def test_bad_input_is_one_sentence_and_leaves_nothing_behind(
         ("train --config", "--config: found no value, expected a path or None"),
         ("train --algorithm", "--algorithm: found no value, expected"),
         ("data info", "DATASET: found nothing, expected text"),
+        (
+            "data info --dataset a.npz",
+            "--dataset: found where a known flag was expected; `c4rl data info --help` shows",
+        ),
         ("data info a.npz b.npz", "DATASET: found 'a.npz b.npz', expected text"),
         ("data record maze2d-open-v0", "--output (a path): not given"),
         ("data record maze2d-open-v0 --output new.npz --size x", "--size: found 'x', expected a whole number"),

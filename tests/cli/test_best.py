@@ -11,7 +11,7 @@ import c4rl
 from c4rl.cli.train import config_of
 from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.diagnostics.advice import advise_preset
-from c4rl.jobs.presets.best import state_gap
+from c4rl.jobs.presets.best import best_for, state_gap
 from c4rl.results.policies import score_folder
 from c4rl.results.store import Store, entries_of
 from tests.cli.support import run, summary
@@ -58,6 +58,13 @@ def test_values_are_learned_only_where_trajectories_start_apart_and_meet(tmp_pat
         assert said.value == method and words in said.reason
     few = config_of(["--preset", "best", "--dataset", str(apart), "--task", "maze2d-umaze-v1", "--seeds", "3", "4"])
     assert few.ensemble == 2
+
+
+def test_why_returns_cannot_be_compared() -> None:
+    alone = replace(small_dataset(200), trajectory_ids=np.zeros(200, np.int32))
+    assert best_for(alone)[1].startswith("There is one trajectory only")
+    with_pieces = replace(alone, trajectory_ids=np.maximum(np.arange(200) - 197, 0).astype(np.int32))
+    assert best_for(with_pieces)[1].startswith("One trajectory alone is long enough")
 
 
 def test_the_gap_of_states_is_to_the_nearest_on_another_way() -> None:

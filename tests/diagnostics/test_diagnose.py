@@ -245,7 +245,7 @@ def test_a_run_that_blew_up_is_named_with_its_update(jobs: SimpleNamespace, caps
 @pytest.mark.parametrize(
     ("folder", "flags", "words"),
     [
-        ("cloned", [], "found algorithm 'bc', expected one with a critic"),
+        ("cloned", [], "/cloned: found algorithm 'bc', expected one with a critic"),
         ("sound", ["--run", "seed_7"], "no run 'seed_7', expected one of seed_0, seed_1"),
         ("nowhere", [], "no such folder"),
         ("sound", ["--size", "1"], "expected a whole number at least 2"),

@@ -1,21 +1,26 @@
 """`c4rl doctor` from flags to verdict; its probes on small data."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from c4rl.algorithms.bc import BCConfig
+from c4rl.data import info
+from c4rl.data.dataset import Dataset
 from c4rl.data.loading import load_dataset
 from c4rl.diagnostics.advice import advise
 from c4rl.diagnostics.cloning_probe import CloningCurve, probe_cloning
 from c4rl.diagnostics.coverage import describe_coverage, directions_for, participation_ratio
 from c4rl.diagnostics.critic_probe import probe_critic
+from c4rl.diagnostics.doctor import examine
 from c4rl.diagnostics.returns import describe_returns, effective_number
 from c4rl.environments.tasks import get_task
 from tests.cli.support import listing, run
 from tests.diagnostics.broken_copies import FAULTS, LENGTHS, sound_arrays
+from tests.helpers import small_dataset
 
 
 @pytest.fixture
@@ -51,6 +56,14 @@ def test_numbers_as_json(file: Path, capsys: pytest.CaptureFixture[str]) -> None
     found = json.loads(capsys.readouterr().out)
     assert found["dataset"]["rows"] == sum(LENGTHS) and found["findings"] == []
     assert found["cloning"]["updates"] and found["critic"]["clusters"]["effective_clusters"] >= 1
+
+
+def test_what_looks_wrong_is_looked_for_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[Dataset] = []
+    look = info._disagreements
+    monkeypatch.setattr(info, "_disagreements", lambda dataset: looks.append(dataset) or look(dataset))
+    examine(load_dataset(file), get_task("none"), probe=False)
+    assert len(looks) == 1
 
 
 @pytest.mark.parametrize(
@@ -93,30 +106,50 @@ def test_copies_of_columns_add_no_effective_dimension(tmp_path: Path) -> None:
     assert two == pytest.approx(one, rel=1e-3)
 
 
+def test_an_action_that_never_changes_has_no_spread() -> None:
+    data = replace(small_dataset(20_000), actions=np.full((20_000, 2), 0.3, np.float32))
+    assert describe_coverage(data)["action_spread"] == pytest.approx([0, 0], abs=1e-7)
+
+
 def test_the_effective_number_is_that_of_equal_weights() -> None:
     assert effective_number(np.array([1.0, 1.0, 0.0])) == pytest.approx(2)
     assert effective_number(np.array([3.0, 1.0])) == pytest.approx(1.6)
 
 
 def test_weighting_is_advised_where_it_lifts_the_mean_and_leaves_rows(tmp_path: Path) -> None:
-    def advice(lengths: list[int], returns: list[float]) -> str:
+    def advice(lengths: list[int], returns: list[float], apart: float = 0.0) -> str:
         count = sum(lengths)
         ids = np.repeat(np.arange(len(lengths)), lengths)
+        observations = np.random.default_rng(0).normal(size=(count, 3)).astype(np.float32)
+        observations[np.cumsum(lengths) - lengths] = apart * np.arange(len(lengths))[:, None]
         np.savez(
             tmp_path / "data.npz",
-            observations=np.random.default_rng(0).normal(size=(count, 3)).astype(np.float32),
+            observations=observations,
             next_observations=np.ones((count, 3), np.float32),
             actions=np.random.default_rng(1).uniform(-1, 1, (count, 2)).astype(np.float32),
             rewards=(np.array(returns) / lengths)[ids].astype(np.float32),
             trajectory_ids=ids,
         )
         dataset = load_dataset(tmp_path / "data.npz")
-        return advise(describe_returns(dataset, get_task("none")), describe_coverage(dataset), None)[0].value
+        found = describe_returns(dataset, get_task("none"))
+        assert apart == 0 or found["weighted"][-1]["effective_rows"] == pytest.approx(count)
+        return advise(found, describe_coverage(dataset), None)[0].value
 
     assert advice([1500] * 4, [100, 90, 10, 0]) == "yes"
     assert advice([1500] * 4, [100, 99, 98, 97]) == "no"
     assert advice([1500] * 4, [7, 7, 7, 7]) == "no"
     assert advice([300, 1500, 1500], [100, 10, 0]) == "yes"  # of the others as many as a fifth of the rows need
+    assert advice([1500] * 4, [100, 90, 10, 0], apart=1.0) == "no"  # the plug-in would weight nothing
+
+
+def test_returns_of_any_size_are_told_apart(tmp_path: Path) -> None:
+    arrays = sound_arrays()
+    arrays["observations"][np.cumsum(LENGTHS) - LENGTHS] = 0
+    arrays["rewards"] = arrays["rewards"] * np.float32(1e-6)
+    np.savez(tmp_path / "data.npz", **arrays)
+    dataset = load_dataset(tmp_path / "data.npz")
+    weighting, *_ = advise(describe_returns(dataset, get_task("none")), describe_coverage(dataset), None)
+    assert "e-0" in weighting.reason and " 0.0 " not in weighting.reason
 
 
 def test_observations_of_different_scales_are_to_be_normalised(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from c4rl.core.errors import InputError
-from c4rl.data.info import describe
+from c4rl.data.info import describe_with_findings
 from c4rl.data.loading import load_dataset
 from c4rl.diagnostics.soundness import Finding, check_soundness
 from c4rl.environments.tasks import get_task
@@ -18,7 +18,7 @@ RAW_DEMONSTRATIONS = "door-human-v1.npz"  # not a dataset: its actions must be c
 
 def found(path: Path, task: str = "none") -> list[Finding]:
     dataset, chosen = load_dataset(path), get_task(task)
-    return check_soundness(dataset, describe(dataset), chosen)
+    return check_soundness(dataset, *describe_with_findings(dataset), chosen)
 
 
 def faults(path: Path, task: str = "none") -> set[str]:

@@ -79,6 +79,18 @@ def test_more_runs_than_lines_are_shown_by_setting_best_first(tmp_path: Path) ->
     assert "and 4 more, with lower scores" in text
 
 
+def test_without_a_simulator_errors_are_called_errors(tmp_path: Path) -> None:
+    rates = ",".join(map(str, range(1, 11)))
+    job = make_folder(tmp_path / "job", sweep=(f"alpha={rates}",), task=("none",))
+    metrics = job / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"score"', '"held_out_action_rmse"'))
+    view = JobView(job)
+    view.poll()
+    text = shown(view, rows=6)
+    assert "action error" in text and "and 4 more, with larger errors" in text and "score" not in text
+    assert text.index("alpha=1.0") < text.index("alpha=2.0") and "alpha=10.0" not in text
+
+
 def test_sparklines() -> None:
     assert sparkline([0.0, 3.5, 7.0]) == "▁▅█"
     assert sparkline([2.0, 2.0]) == "▁▁" and sparkline([]) == ""

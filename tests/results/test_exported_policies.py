@@ -167,6 +167,7 @@ def test_the_npz_still_holds_the_policy(job: Path, tmp_path: Path) -> None:
         policy = NumpyPolicy.from_arrays(arrays)
     observations = logged_arrays()["observations"]
     np.testing.assert_array_equal(policy.act(observations), c4rl.load_policy(job, ensemble=True).act(observations))
+    assert "| its members |" in (tmp_path / "p.npz.md").read_text()  # their errors: the ensemble's was not measured
 
 
 def test_a_distilled_network_acts_as_the_ensemble_on_and_beside_the_rows(job: Path, tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import c4rl
-from c4rl.results import off_policy
+from c4rl.results import model_card, off_policy
 from c4rl.results.worth_of_estimates import measure, worth
+from c4rl.training import run_directory
 from tests.cli.support import SMALL, listing, logged_arrays, run, save_npz
 
 ROOT = Path(__file__).parents[2]
@@ -81,6 +82,27 @@ def test_policies_that_leave_the_data_are_named(job: Path, tmp_path: Path, capsy
     assert capsys.readouterr().out.count("leaves the data") == 3
 
 
+def test_without_a_logged_next_action_the_distance_is_not_known(
+    job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = save_npz(tmp_path / "steps.npz", timeouts=np.ones(len(logged_arrays()["rewards"]), bool))
+    found = judged(job, "--dataset", data, output=tmp_path / "s.json")
+    assert found["mean_action_distance"] is None
+    assert all(
+        row["action_distance"] is None and "may leave the data" in row["warnings"][0] for row in found["policies"]
+    )
+    assert "nan" not in capsys.readouterr().out
+
+
+def test_the_metrics_of_a_job_are_read_once(job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Path] = []
+    monkeypatch.setattr(
+        model_card, "read_metrics", lambda path, runs: read.append(path) or run_directory.read_metrics(path, runs)
+    )
+    judged(job, output=tmp_path / "once.json")
+    assert read == [job / "metrics.jsonl"]
+
+
 def test_only_policies_that_stay_with_the_data_are_ranked(job: Path, tmp_path: Path) -> None:
     """One of three jobs' policies plays the upper bound, whatever it sees."""
     from safetensors.numpy import load_file, safe_open, save_file
@@ -139,7 +161,7 @@ def test_what_cannot_be_judged_is_refused_before_anything_is_fitted(
         ([job, job], "expected each folder once"),
         ([job, job.parent / "." / ".." / job.parent.name / job.name], "expected each folder once"),
         ([tmp_path / "absent"], "no such folder"),
-        ([job, "--checkpoint", "best"], "policy_best.safetensors: no such file"),
+        ([job, "--checkpoint", "best"], "--checkpoint: found best, expected last, which"),
         ([job, "--json", taken], "exists already"),
         ([job, "--resamples", "1"], "--resamples: found 1, expected a whole number at least 2"),
         ([], "FOLDERS"),

@@ -49,7 +49,7 @@ def test_a_comparison_orders_by_score_and_names_what_differs(tmp_path: Path) -> 
     text = page.read_text("utf-8")
     (row, *_) = re.findall(r"<tr><th[^>]*>better</th>(.*?)</tr>", text)
     # late: the mean of 2 * (6, ..., 10) over three seeds that differ by 1; Student's half width is 4.303 / sqrt 3
-    assert re.findall(r">([^<>]+)</td>", row)[:3] == ["3", "17", "14.5 to 19.5"]
+    assert re.findall(r">([^<>]+)</td>", row)[:3] == ["3", "17", "14.52 to 19.48"]
     curves = plots_of(page)[0]["series"]
     assert [series["name"] for series in curves] == ["better", "worse"]
     assert curves[0]["y"][0] == 3.0 and (curves[0]["low"][0], curves[0]["high"][0]) == (2.0, 4.0)

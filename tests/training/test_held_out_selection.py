@@ -63,6 +63,11 @@ def test_it_is_the_policy_of_that_update_and_what_is_taken_by_default(plain: Pat
     assert "selected checkpoint" in card and "least error on held-out trajectories (uses no simulator)" in card
 
 
+def test_only_checkpoints_that_the_job_keeps_are_offered(plain: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("export", plain, "--checkpoint", "best") == 2  # that of the simulator
+    assert "--checkpoint: found best, expected last or selected, which" in capsys.readouterr().err
+
+
 def test_with_a_simulator_the_scores_have_no_say(
     maze_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -62,11 +62,11 @@ def ope(arguments: Arguments) -> int:
     for row in result["policies"]:
         low, high = row["interval"]
         score = "-" if row["score"] is None else f"{row['score']:.1f}"
-        cells = f"{row['value']:.4g}", f"{low:.4g} to {high:.4g}", f"{row['action_distance']:.3g}", score
+        cells = f"{row['value']:.4g}", f"{low:.4g} to {high:.4g}", _distance(row["action_distance"]), score
         table.add_row(str(row["rank"] or "-"), Text(row["policy"]), *cells)
     console.print(table)
     print(f"logged trajectories: {result['logged_value']:.4g} (discounted return, cut ones as they are)")
-    print(f"action distance of the mean logged action: {result['mean_action_distance']:.3g}")
+    print(f"action distance of the mean logged action: {_distance(result['mean_action_distance'])}")
     if result["rank_correlation_of_all"] is not None:
         ranked = "-" if result["rank_correlation"] is None else f"{result['rank_correlation']:.2f}"
         every = f"{result['rank_correlation_of_all']:.2f}"
@@ -78,3 +78,7 @@ def ope(arguments: Arguments) -> int:
     if flags.json is not None:
         write_json(flags.json, jsonable(result))
     return 0
+
+
+def _distance(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"

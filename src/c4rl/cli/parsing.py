@@ -163,6 +163,13 @@ def parse(
         if not stop.code:
             raise  # it was --help
         raise InputError(_without_value(arguments, flags, output.getvalue())) from None
+    except InputError:
+        # what is missing may have been given with a flag that there is not
+        known = [flag.name for flag in flags]
+        strange = [word for word in arguments if word[:2] == "--" != word and flag_in(word) not in known]
+        if strange and not others_follow:
+            raise InputError(_unknown(strange, known, prog)) from None
+        raise
     if unknown and not others_follow:
         raise InputError(_unknown(unknown, [flag.name for flag in flags], prog))
     values = chosen | {flag.field.name: getattr(parsed, flag.field.name) for flag in shown}

@@ -149,7 +149,12 @@ def _recorded(metadata: Mapping[str, Any]) -> str | None:
 
 
 def describe(dataset: Dataset, task: Task | None = None) -> dict[str, Any]:
-    """The dataset in plain numbers (all JSON-able), with `warnings` on what looks wrong.
+    """The dataset in plain numbers (all JSON-able), with `warnings` on what looks wrong."""
+    return describe_with_findings(dataset, task)[0]
+
+
+def describe_with_findings(dataset: Dataset, task: Task | None = None) -> tuple[dict[str, Any], dict[str, str]]:
+    """The description, and the sentences of its warnings by their names.
 
     Returns are sums of rewards per trajectory; one-row trajectories are left out of them where there are longer ones.
     Normalised returns need a task with reference scores.
@@ -187,8 +192,8 @@ def describe(dataset: Dataset, task: Task | None = None) -> dict[str, Any]:
         "duplicates": _duplicates(dataset),
         "notes": list(dataset.notes),
     }
-    description["warnings"] = list(findings(dataset, description).values())
-    return description
+    found = findings(dataset, description)
+    return description | {"warnings": list(found.values())}, found
 
 
 def _number(value: float) -> str:

@@ -39,11 +39,14 @@ def _weighting(returns: dict[str, Any]) -> Setting:
     chosen = next(kept for kept in returns["weighted"] if kept["name"] == BEST)
     gain = chosen["mean"] - returns["uniform_mean"]
     facts = (
-        f"Weighted {BEST} does, the rows' mean return goes from {returns['uniform_mean']:.1f} to "
-        f"{chosen['mean']:.1f}, with {chosen['effective_rows']:,.0f} effective rows of {returns['rows']:,} left"
+        f"Weighted {BEST} does, the rows' mean return goes from {number(returns['uniform_mean'])} to "
+        f"{number(chosen['mean'])}, with {chosen['effective_rows']:,.0f} effective rows of {returns['rows']:,} left"
     )
     if returns["spread"] == 0:
         return Setting(name, "no", "All trajectories have the same return.")
+    if not returns["comparable"]:
+        reason = "Trajectories start apart, or one alone is long enough: returns do not compare them."
+        return Setting(name, "no", f"{reason} The plug-in returns would draw all rows alike.")
     if gain < GAIN * abs(returns["best"]):
         return Setting(name, "no", f"{facts}: too little gain.")
     return Setting(name, "yes", f"{facts}.")

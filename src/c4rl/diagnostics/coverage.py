@@ -52,7 +52,7 @@ def describe_coverage(dataset: Dataset) -> dict[str, Any]:
         "state_effective_dimension": participation_ratio(state_values),
         "state_directions_99": directions_for(state_values, 0.99),
         "action_effective_dimension": participation_ratio(action_values),
-        "action_spread": actions.std(axis=0).tolist(),
+        "action_spread": actions.std(axis=0, dtype=np.float64).tolist(),
         "state_spectrum": (state_values / max(state_values.sum(), 1e-12)).tolist(),
         "scale_ratio": _scale_ratio(dataset.observations),
         "novelty": None,

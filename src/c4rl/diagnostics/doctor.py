@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from c4rl.data.dataset import Dataset
-from c4rl.data.info import describe
+from c4rl.data.info import describe_with_findings
 from c4rl.diagnostics.advice import Setting, advise, advise_preset
 from c4rl.diagnostics.cloning_probe import CloningCurve, probe_cloning
 from c4rl.diagnostics.coverage import describe_coverage
@@ -45,8 +45,8 @@ class Examination:
 def examine(dataset: Dataset, task: Task, probe: bool = True, seconds: float = 110.0) -> Examination:
     """seconds: the most that the probe takes."""
     began = time.monotonic()
-    description = describe(dataset, task)
-    findings = check_soundness(dataset, description, task)
+    description, warnings = describe_with_findings(dataset, task)
+    findings = check_soundness(dataset, description, warnings, task)
     coverage, returns = describe_coverage(dataset), describe_returns(dataset, task)
     cloning, critic = None, None
     if probe and len(dataset) >= LEAST_PROBED:

@@ -26,7 +26,8 @@ def sample_rows(launch: Launch, size: int) -> Sample:
     own = launch.buffer.packed[offset : offset + length]
     valid = torch.nonzero(own[:, -1] > 0).squeeze(1).cpu().numpy()
     if len(valid) < 2:
-        raise InputError(f"found {len(valid)} rows with a valid next action, expected 2 or more")
+        found = f"{len(valid)} rows with a valid next action"
+        raise InputError(f"{launch.config.output}: found {found}, expected 2 or more")
     chosen = np.sort(np.random.default_rng(0).choice(valid, min(size, len(valid)), replace=False))
     rows = torch.as_tensor(chosen, device=launch.device) + offset
     return Sample(chosen, launch.buffer.gather(rows.expand(len(launch.runs), -1)))
@@ -34,7 +35,8 @@ def sample_rows(launch: Launch, size: int) -> Sample:
 
 def critics_of(launch: Launch) -> tuple[Critic, Critic]:
     if launch.algorithm.critics is None:
-        raise InputError(f"found algorithm '{launch.config.algorithm}', expected one with a critic")
+        algorithm = launch.config.algorithm
+        raise InputError(f"{launch.config.output}: found algorithm '{algorithm}', expected one with a critic")
     return launch.algorithm.critics
 
 

@@ -12,9 +12,9 @@ from c4rl.core.array import Array
 from c4rl.data.dataset import Dataset
 from c4rl.data.subsets import trajectory_returns, trajectory_slices, whole_trajectories
 from c4rl.environments.tasks import Task
-from c4rl.jobs.presets.best import RECIPES
+from c4rl.jobs.presets.best import RECIPES, start_spread
 from c4rl.jobs.presets.c4 import values_of
-from c4rl.plugins.returns import weights_of_rows
+from c4rl.plugins.returns import START_SPREAD, weights_of_rows
 
 TEMPERATURES = (0.3, 0.1, 0.03)
 BEST = "as --preset best"
@@ -27,7 +27,8 @@ def effective_number(weights: Array) -> float:
 def describe_returns(dataset: Dataset, task: Task) -> dict[str, Any]:
     """Returns of trajectories longer than a row, and of each weighting what is kept and the mean it would reach.
 
-    Means are over rows, as batches see them. Scores are normalised where the task has reference scores.
+    Means are over rows, as batches see them. Scores are normalised where the task has reference scores. Where
+    trajectories start apart, returns do not compare them: the plug-in then draws all rows alike, and so does `best`.
     """
     starts, stops = trajectory_slices(dataset)
     lengths, returns = stops - starts, trajectory_returns(dataset)
@@ -40,6 +41,9 @@ def describe_returns(dataset: Dataset, task: Task) -> dict[str, Any]:
     uniform = float(np.average(scores, weights=lengths))
     recipe = values_of(RECIPES["cloning"].plugins["returns"])
     of_best = {name: recipe.get(f"return_{name}", 0.0) for name in ("temperature", "top", "floor", "rows")}
+    comparable = start_spread(dataset) < START_SPREAD
+    if not comparable:
+        of_best["floor"] = 1.0
     weightings = {f"temperature {t:g}": {"temperature": t, "top": 0.0, "floor": 0.0, "rows": 0.0} for t in TEMPERATURES}
     kept = []
     for name, weighting in (weightings | {BEST: of_best}).items():
@@ -58,6 +62,7 @@ def describe_returns(dataset: Dataset, task: Task) -> dict[str, Any]:
         "trajectories": len(returns),
         "rows": int(lengths.sum()),
         "cut": cut,
+        "comparable": comparable,
         "values": sorted(scores.tolist(), reverse=True),
         "uniform_mean": uniform,
         "best": float(scores.max()),

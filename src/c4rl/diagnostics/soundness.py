@@ -7,7 +7,7 @@ import numpy as np
 
 from c4rl.core.array import Array
 from c4rl.data.dataset import Dataset
-from c4rl.data.info import AT_BOUND, findings
+from c4rl.data.info import AT_BOUND
 from c4rl.data.subsets import trajectory_slices
 from c4rl.environments.tasks import Task
 
@@ -32,13 +32,14 @@ class Finding(NamedTuple):
     sentence: str
 
 
-def check_soundness(dataset: Dataset, description: dict[str, Any], task: Task) -> list[Finding]:
-    """All that is wrong or unusual, faults first. description: of `data.info.describe`."""
+def check_soundness(
+    dataset: Dataset, description: dict[str, Any], findings: dict[str, str], task: Task
+) -> list[Finding]:
+    """All that is wrong or unusual, faults first. description, findings: of `data.info.describe_with_findings`."""
     starts, stops = trajectory_slices(dataset)
     several = int((stops - starts > 1).sum()) >= FEW
     found = [
-        Finding(_level(name, dataset, description, several), name, sentence)
-        for name, sentence in findings(dataset, description).items()
+        Finding(_level(name, dataset, description, several), name, sentence) for name, sentence in findings.items()
     ]
     found += [Finding("note", "reader", note) for note in dataset.notes]
     for check in (_columns, _outliers, _actions, _ends, _transitions):

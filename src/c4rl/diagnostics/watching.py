@@ -71,7 +71,7 @@ class JobView:
 
     def _clear(self) -> None:
         self.runs: dict[RunKey, RunView] = {run.key: RunView(run.group) for run in runs_of(self.config)}
-        self.update, self.higher_is_better = 0, True
+        self.update, self.higher_is_better = 0, "none" not in self.config.task
 
     def poll(self) -> None:
         anew, lines = self.follower.poll()
@@ -159,9 +159,10 @@ def render(view: JobView, rows: int = 10_000) -> RenderableType:
     metrics = [name for name in SHOWN if any(name in run.latest for run in view.runs.values())]
     table = Table(title=Text(f"{view.folder}: {view.config.method}"), title_justify="left")
     alone = all(isinstance(key, int) for key in view.runs) and len(view.runs) <= rows
-    for heading in ("seed" if alone else "run", *metrics, "score", "best", "scores", "state"):
-        justify: Literal["left", "right"] = "left" if heading in ("run", "scores", "state") else "right"
-        no_wrap = heading == "scores"
+    last, every = ("score", "scores") if view.higher_is_better else ("action error", "errors")
+    for heading in ("seed" if alone else "run", *metrics, last, "best", every, "state"):
+        justify: Literal["left", "right"] = "left" if heading in ("run", every, "state") else "right"
+        no_wrap = heading == every
         table.add_column(heading.replace("_", " "), justify=justify, overflow="fold", no_wrap=no_wrap)
     for name in shown:
         some = grouped[name]
@@ -182,7 +183,8 @@ def render(view: JobView, rows: int = 10_000) -> RenderableType:
     bar = Table.grid(padding=(0, 1))
     reached = f"{view.update:,} of {view.total:,} updates"
     bar.add_row(ProgressBar(total=max(view.total, 1), completed=view.update, width=30), reached, _status(view))
-    more = [Text(f"and {left:,} more, with lower scores", style="dim")] if left > 0 else []
+    worse = "lower scores" if view.higher_is_better else "larger errors"
+    more = [Text(f"and {left:,} more, with {worse}", style="dim")] if left > 0 else []
     return Group(table, *more, bar)
 
 

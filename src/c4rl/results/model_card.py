@@ -43,11 +43,7 @@ class Provenance:
 
     def evaluation(self, run: Run) -> Record | None:
         """The one that the run's exported policy had."""
-        if self.checkpoint == "best":
-            return best_records(self.records[run.key]).get(run.key)
-        if self.checkpoint == "selected":
-            return selected_records(self.records[run.key], CRITERIA[self.config.select]).get(run.key)
-        return self.records[run.key][-1] if self.records[run.key] else None
+        return evaluation_of(run, self.records, self.checkpoint, self.config.select)
 
     def dataset_facts(self) -> dict[str, Any]:
         """The dataset's part of summary.json: rows and, without a simulator, baselines of its errors."""
@@ -68,25 +64,42 @@ class Provenance:
         return {}
 
 
+Records = dict[RunKey, list[Record]]
+
+
+def evaluations(folder: Path, config: TrainConfig) -> Records:
+    """Those of every run in metrics.jsonl."""
+    path, records = folder / "metrics.jsonl", Records({run.key: [] for run in runs_of(config)})
+    for record in read_metrics(path, records) if path.exists() else ():
+        if any(map(is_result, record)):
+            _add(records[key_of(record)], record)
+    if config.select != "none" and "none" not in config.task:  # one may still wait for its score
+        records = {key: [record for record in own if "score" in record] for key, own in records.items()}
+    kinds = {frozenset(filter(is_result, record)) for own in records.values() for record in own}
+    if len(kinds) > 1:
+        names = " or ".join(" ".join(sorted(kind)) for kind in kinds)
+        raise InputError(f"{path}: found evaluations with {names}, expected the same of all")
+    if any(("score" in kind) == ("none" in config.task) for kind in kinds):
+        found = " ".join(sorted(next(iter(kinds))))
+        raise InputError(f"{path}: found {found}, expected what a job of this task writes")
+    return records
+
+
+def evaluation_of(run: Run, records: Records, checkpoint: str, select: str) -> Record | None:
+    """The one that the run's policy of this checkpoint had."""
+    own = records[run.key]
+    if checkpoint == "best":
+        return best_records(own).get(run.key)
+    if checkpoint == "selected":
+        return selected_records(own, CRITERIA[select]).get(run.key)
+    return own[-1] if own else None
+
+
 def provenance(
     folder: Path, config: TrainConfig, members: Sequence[Run], failed: dict[RunKey, str], checkpoint: str
 ) -> Provenance:
-    directory, runs = RunDirectory(folder), runs_of(config)
-    seeds = tuple(run for run in runs if run.group == members[0].group)
-    records: dict[RunKey, list[Record]] = {run.key: [] for run in seeds}
-    if (folder / "metrics.jsonl").exists():
-        for record in read_metrics(folder / "metrics.jsonl", {run.key for run in runs}):
-            if key_of(record) in records and any(map(is_result, record)):
-                _add(records[key_of(record)], record)
-        if config.select != "none" and "none" not in config.task:  # one may still wait for its score
-            records = {key: [record for record in own if "score" in record] for key, own in records.items()}
-        kinds = {frozenset(filter(is_result, record)) for own in records.values() for record in own}
-        if len(kinds) > 1:
-            names = " or ".join(" ".join(sorted(kind)) for kind in kinds)
-            raise InputError(f"{folder / 'metrics.jsonl'}: found evaluations with {names}, expected the same of all")
-        if any(("score" in kind) == (run_config(config, members[0]).task[0] == "none") for kind in kinds):
-            found = " ".join(sorted(next(iter(kinds))))
-            raise InputError(f"{folder / 'metrics.jsonl'}: found {found}, expected what a job of this task writes")
+    directory, records = RunDirectory(folder), evaluations(folder, config)
+    seeds = tuple(run for run in runs_of(config) if run.group == members[0].group)
     digests = load_progress(directory.checkpoint).dataset_sha256.split(",") if directory.checkpoint.exists() else []
     return Provenance(
         run_config(config, members[0]),
@@ -94,7 +107,7 @@ def provenance(
         seeds,
         failed,
         checkpoint,
-        records,
+        {run.key: records[run.key] for run in seeds},
         digests[members[0].data] if members[0].data < len(digests) else "not known",
         job_summary(folder, config) or {},
     )
@@ -270,7 +283,8 @@ def _held_out(found: Provenance) -> str:
         "action_rmse": ("mean_action_rmse", "the mean action"),
         "td_rmse": ("zero_critic_td_rmse", "a critic of 0"),
     }
-    lines = ["| | this policy | every seed: mean | interval | for comparison |", "|---|---|---|---|---|"]
+    whose = "this policy" if len(found.members) == 1 else "its members"
+    lines = [f"| | {whose} | every seed: mean | interval | for comparison |", "|---|---|---|---|---|"]
     for name in names:
         own = [r[name] for run in found.members if (r := found.evaluation(run)) is not None and name in r]
         every = [found.records[run.key][-1][name] for run in found.seeds if found.records[run.key]]

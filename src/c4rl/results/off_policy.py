@@ -15,8 +15,8 @@ from c4rl.diagnostics.fitted_q import FittedQConfig, fitted_q_evaluation
 from c4rl.environments.tasks import get_task
 from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.runs import Run, file_name
-from c4rl.results.model_card import provenance
-from c4rl.results.policies import open_job
+from c4rl.results.model_card import Records, evaluation_of, evaluations
+from c4rl.results.policies import Job, open_job
 from c4rl.results.statistics import rank_correlation, student_quantile
 from c4rl.results.worth_of_estimates import worth
 from c4rl.training.preparation import choose_device
@@ -52,10 +52,10 @@ def judge(
         job = open_job(folder, checkpoint)
         jobs.append(job.config)
         checkpoints[job.checkpoint] = None
-        own = _trained_on(dataset, job.config)
+        own, logged = _trained_on(dataset, job.config), evaluations(folder, job.config)
         for run in (run for run in job.sound if own is None or run.dataset == own):
             name = file_name(run.key) if len(folders) == 1 else f"{folder}: {file_name(run.key)}"
-            found.append((name, job.policies[run.key], _score(folder, job.config, run, job.checkpoint)))
+            found.append((name, job.policies[run.key], _score(job, logged, run)))
     if not found:
         raise InputError(f"{' '.join(map(str, folders))}: found only runs that failed, expected one that did not")
     data = _data(folders, jobs, dataset)
@@ -75,6 +75,8 @@ def judge(
     left = estimates.distance > FAR * estimates.mean_action_distance
     for i in np.lexsort([-estimates.values, left]).tolist():
         warnings = []
+        if np.isnan(estimates.distance[i]):
+            warnings.append("may leave the data: no row has a logged next action to compare its actions with")
         if left[i]:
             warnings.append("leaves the data, not ranked: a constant action is much nearer to the logged ones")
         if abs(estimates.moved[i]) > moved_much:
@@ -85,7 +87,7 @@ def judge(
                 "policy": names[i],
                 "value": float(estimates.values[i]),
                 "interval": [float(estimates.values[i] - half[i]), float(estimates.values[i] + half[i])],
-                "action_distance": float(estimates.distance[i]),
+                "action_distance": _known(estimates.distance[i]),
                 "score": scores[i],
                 "warnings": warnings,
             }
@@ -96,12 +98,17 @@ def judge(
         "checkpoint": " and ".join(checkpoints),
         "settings": vars(config),
         "logged_value": estimates.logged_value,
-        "mean_action_distance": estimates.mean_action_distance,
+        "mean_action_distance": _known(estimates.mean_action_distance),
         "policies": rows,
         "rank_correlation": _correlation([row for row in rows if row["rank"] is not None]),
         "rank_correlation_of_all": _correlation(rows),
         "measured_elsewhere": worth(),
     }
+
+
+def _known(distance: float) -> float | None:
+    """None where there was nothing to measure it from."""
+    return None if np.isnan(distance) else float(distance)
 
 
 def _correlation(rows: Sequence[dict[str, Any]]) -> float | None:
@@ -110,9 +117,9 @@ def _correlation(rows: Sequence[dict[str, Any]]) -> float | None:
     return rank_correlation(*zip(*scored, strict=True)) if len(scored) >= CORRELATED else None
 
 
-def _score(folder: Path, config: TrainConfig, run: Run, checkpoint: str) -> float | None:
+def _score(job: Job, logged: Records, run: Run) -> float | None:
     """In the simulator, where the job has one."""
-    record = provenance(folder, config, [run], {}, checkpoint).evaluation(run)
+    record = evaluation_of(run, logged, job.checkpoint, job.config.select)
     return None if record is None else record.get("score")
 
 

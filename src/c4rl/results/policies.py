@@ -67,10 +67,9 @@ def open_job(folder: Path, checkpoint: str | None, allow_import: bool = False) -
     """checkpoint: None for the selected one of a job with --select, else the last."""
     config, directory = job_config(folder, allow_import), RunDirectory(folder)
     runs, selects = runs_of(config), config.select != "none"
-    if checkpoint == "selected" and not selects:
-        raise InputError(
-            f"--checkpoint: found selected, but {folder} was trained without --select, expected last or best"
-        )
+    kept = ["last", *(["best"] if "none" not in config.task else []), *(["selected"] if selects else [])]
+    if checkpoint not in (None, *kept):
+        raise InputError(f"--checkpoint: found {checkpoint}, expected {' or '.join(kept)}, which {folder} keeps")
     checkpoint = checkpoint or ("selected" if selects else "last")
     policies, failed = load_policy_file(directory.policy(checkpoint), [run.key for run in runs])
     if directory.checkpoint.exists():  # policies and config.json are enough; with it, later failures count too

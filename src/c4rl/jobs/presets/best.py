@@ -58,7 +58,9 @@ def best_for(dataset: Dataset) -> tuple[Recipe, str]:
     spread, gap = start_spread(dataset), state_gap(dataset)
     recipe = RECIPES["values" if spread >= APART and gap < NEAR else "cloning"]
     if spread == math.inf:
-        return recipe, "There is one trajectory only: returns cannot be compared."
+        if dataset.trajectory_ids[-1] == 0:
+            return recipe, "There is one trajectory only: returns cannot be compared."
+        return recipe, "One trajectory alone is long enough, or no observation changes: returns cannot be compared."
     starts = f"First observations vary {spread:.2f} times as much as all observations (median over dimensions)"
     if spread < APART:
         return recipe, f"{starts}, below {APART:g}: trajectories start alike, returns compare them."

@@ -140,7 +140,7 @@ class Clustering:
         self.failed_at.copy_(torch.where(newly, streams.step, self.failed_at))
         self.failure.copy_(torch.where(newly, failure, self.failure))
         self.tables.refresh(weights, index, failure != 0, self.row_weights())
-        self._keep(found.mixture, projections, own)
+        self._keep(found.mixture, projections, own, failure != 0)
         self.responsibilities = drawn
         split = within_and_between(*(t[:, looked_at] for t in (g_next, g, valid, own)))
         return self._report(split, found.mixture, projections)
@@ -192,14 +192,19 @@ class Clustering:
         """y = [g', g] as the mixture sees it, [R, P, D]."""
         return torch.cat([projections[0](g_next), projections[1](g)] if projections else [g_next, g], dim=2)
 
-    def _keep(self, mixture: Mixture, projections: tuple[Projection, ...], own: Tensor) -> None:
-        """Take up the fit in place (a captured graph reads these tensors); a failed run's are replaced all the same."""
+    def _keep(self, mixture: Mixture, projections: tuple[Projection, ...], own: Tensor, failed: Tensor) -> None:
+        """Take up the fit in place (a captured graph reads these tensors). A failed run keeps what it had: its last
+        good state is this one if the first fit failed, and must be finite."""
         assert self.mixture is not None
-        for kept, new in zip((self.mixture, *self.projections), (mixture, *projections), strict=True):
-            for kept_tensor, new_tensor in zip(kept, new, strict=True):
-                kept_tensor.copy_(new_tensor)
+        pairs = [
+            pair
+            for kept, new in zip((self.mixture, *self.projections), (mixture, *projections), strict=True)
+            for pair in zip(kept, new, strict=True)
+        ]
         if self.memberships is not None:
-            self.memberships.copy_(own)
+            pairs.append((self.memberships, own))
+        for kept, new in pairs:
+            kept.copy_(torch.where(failed.view(-1, *[1] * (new.dim() - 1)), kept, new))
 
     # -- reporting
 

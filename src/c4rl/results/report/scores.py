@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from c4rl.diagnostics.page import Page, Plot, Series
+from c4rl.diagnostics.page import Page, Plot, Series, number
 from c4rl.results.report.curves import PLOTTED, curve_plot
 from c4rl.results.report.jobs import Method
 from c4rl.results.statistics import mean_interval
@@ -34,7 +34,7 @@ def add_scores(page: Page, methods: list[Method]) -> None:
                 method.name,
                 len(late),
                 float(np.mean(late)),
-                f"{low:.1f} to {high:.1f}" if finite else "one run: unknown",
+                f"{number(low)} to {number(high)}" if finite else "one run: unknown",
                 float(np.mean([values[-1] for _, values in curves])),
                 float(np.mean([best(values) for _, values in curves])),
                 max(updates[-1] for updates, _ in curves),
