@@ -101,10 +101,17 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("algorithms/cql.py", "CQL.update", "log_prob.detach() -> log_prob"): OWN,
     ("algorithms/cql.py", "CQL._conservative_losses", "excess.detach() -> excess"): OWN,
     ("algorithms/cql.py", "CQL.update", "policy.detach() -> policy"): "actions are drawn from it without gradients",
+    ("algorithms/sac.py", "SAC.update", "self.temperature.log.detach() -> self.temperature.log"): OWN,
+    ("algorithms/sac.py", "SAC.update", "log_prob.detach() -> log_prob"): OWN,
     ("algorithms/a2pr.py", "A2PR.update", "value.detach() -> value"): "it is compared with, no more",
     ("algorithms/bppo.py", "weighted_advantage", STD + "advantage.std(1, keepdim=True) - 1e-10"): "it keeps 0/0 away",
     ("algorithms/bppo.py", "weighted_advantage", STD + "advantage.std(1, keepdim=True) + 2 * 1e-10"): "the same",
     ("plugins/c4/divergences.py", "divergence_term", "-2 -> 2"): LAST_BUT_ONE,
+    (
+        "plugins/style_sampler.py",
+        "StyleSampler.attach",
+        "[config.styles] * stack.runs -> 2 * ([config.styles] * stack.runs)",
+    ): "the largest of the list counts",
     **{
         ("plugins/c4/divergence_term.py", "DivergenceTerm.refresh", f"{weights} -> 2 * ({weights})"): "a fit normalises"
         for weights in (WEIGHTS, ROW_WEIGHTS)
