@@ -46,6 +46,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "algorithms/implicit_q.py": ("algorithms/test_iql.py", "algorithms/test_sorl.py"),
     "algorithms/iql.py": ("algorithms/test_iql.py", TERMS, LOGGED),
     "algorithms/sorl.py": ("algorithms/test_sorl.py", TERMS, LOGGED),
+    "algorithms/sac.py": ("training/test_behaviour_agents.py",),
     "algorithms/doge.py": ("algorithms/test_doge.py", LOGGED),
     "algorithms/a2pr.py": ("algorithms/test_a2pr.py", LOGGED),
     "algorithms/cql.py": ("algorithms/test_cql.py", TERMS, LOGGED),
@@ -61,6 +62,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     "plugins/returns.py": ("algorithms/test_returns.py",),
     "plugins/smoothing.py": ("algorithms/test_policy_at_other_states.py",),
     "plugins/corrective_labels.py": ("algorithms/test_policy_at_other_states.py",),
+    "plugins/trajectory_styles.py": ("algorithms/test_trajectory_styles.py", "algorithms/test_sorl.py"),
+    "plugins/style_sampler.py": ("algorithms/test_sorl.py",),
     "core/ops/losses.py": (*("algorithms/test_losses.py", "algorithms/test_td3_bc.py", "algorithms/test_cql.py"),),
     "core/ops/tanh_gaussian.py": ("algorithms/test_cql.py", "test_networks.py"),
     "core/ops/covariance.py": ("c4/test_cross_covariance.py", "c4/test_cross_covariance_bias.py"),
@@ -98,10 +101,17 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("algorithms/cql.py", "CQL.update", "log_prob.detach() -> log_prob"): OWN,
     ("algorithms/cql.py", "CQL._conservative_losses", "excess.detach() -> excess"): OWN,
     ("algorithms/cql.py", "CQL.update", "policy.detach() -> policy"): "actions are drawn from it without gradients",
+    ("algorithms/sac.py", "SAC.update", "self.temperature.log.detach() -> self.temperature.log"): OWN,
+    ("algorithms/sac.py", "SAC.update", "log_prob.detach() -> log_prob"): OWN,
     ("algorithms/a2pr.py", "A2PR.update", "value.detach() -> value"): "it is compared with, no more",
     ("algorithms/bppo.py", "weighted_advantage", STD + "advantage.std(1, keepdim=True) - 1e-10"): "it keeps 0/0 away",
     ("algorithms/bppo.py", "weighted_advantage", STD + "advantage.std(1, keepdim=True) + 2 * 1e-10"): "the same",
     ("plugins/c4/divergences.py", "divergence_term", "-2 -> 2"): LAST_BUT_ONE,
+    (
+        "plugins/style_sampler.py",
+        "StyleSampler.attach",
+        "[config.styles] * stack.runs -> 2 * ([config.styles] * stack.runs)",
+    ): "the largest of the list counts",
     **{
         ("plugins/c4/divergence_term.py", "DivergenceTerm.refresh", f"{weights} -> 2 * ({weights})"): "a fit normalises"
         for weights in (WEIGHTS, ROW_WEIGHTS)

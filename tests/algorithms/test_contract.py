@@ -12,6 +12,7 @@ from c4rl.jobs.config_file import from_json, to_json
 from c4rl.jobs.registry import ALGORITHMS, PLUGINS
 from c4rl.plugins.c4.plugin import C4Config
 from c4rl.plugins.layer_norm import LayerNormConfig
+from c4rl.plugins.returns import ReturnsConfig
 from tests.helpers import SMALL_PLUGINS, advance, make_launch, plain_scaling, small_config, small_dataset
 
 # clusters are refreshed within the few updates of these tests, on projected features and on all of them
@@ -40,6 +41,7 @@ C4_FORMS = [
 PLUGIN_FORMS: list[tuple[tuple[str, ...], tuple[Any, ...]]] = [
     ((), ()),
     *(((name,), (kind(**SMALL_PLUGINS.get(name, {})),)) for name, (kind, _) in PLUGINS.items() if name != "c4"),
+    (("returns",), (ReturnsConfig(weighted_rows="all"),)),
     *((("c4",), (form,)) for form in C4_FORMS),
     (("c4", "layer_norm"), (C4_FORMS[1], LayerNormConfig())),
 ]
@@ -48,6 +50,7 @@ PLUGIN_FORMS: list[tuple[tuple[str, ...], tuple[Any, ...]]] = [
 def makes_sense(algorithm: str, plugins: tuple[tuple[str, ...], tuple[Any, ...]]) -> bool:
     kind, (names, options) = ALGORITHMS[algorithm], plugins
     adds_to_actor = any(isinstance(form, C4Config) and form.divergence_weight for form in options)
+    adds_to_actor |= any(isinstance(form, ReturnsConfig) and form.weighted_rows == "actor" for form in options)
     lacks_policy = not (kind.has_actor_term and kind.has_one_policy)
     lacks_policy &= any(PLUGINS[name][1].needs_policy for name in names)
     lacks_critic = not kind.has_critic and any(PLUGINS[name][1].needs_critic for name in names)
@@ -126,3 +129,9 @@ class TestEveryAlgorithmWithEveryPlugin:
 def test_a_term_for_an_actor_that_takes_none_is_refused() -> None:
     with pytest.raises(InputError, match=r"--divergence-weight: found 0.5, expected 0: BPPO has no actor's loss"):
         small_config("bppo", ("c4",), plugin_options=(C4_FORMS[3],))
+
+
+def test_rows_for_an_actor_that_takes_none_are_refused() -> None:
+    with pytest.raises(InputError, match="--weighted-rows: found actor, expected all: BPPO trains no actor where"):
+        small_config("bppo", ("returns",))
+    small_config("bppo", ("returns",), plugin_options=(ReturnsConfig(weighted_rows="all"),))

@@ -14,6 +14,7 @@ from c4rl.core.networks import Stack
 from c4rl.core.options import may_differ
 from c4rl.core.random import Streams
 from c4rl.data.packing import pack_datasets
+from c4rl.plugins.c4.plugin import C4, C4Config
 from c4rl.plugins.seams import CriticStep, Plugin, Plugins
 from c4rl.training.launch import Launch
 from tests.algorithms.tsrl_cases import STAGE_ONE, algorithm_of, batch_at, flat, one_run, with_terminals
@@ -258,7 +259,7 @@ def test_plugins_see_what_the_critic_sees() -> None:
     looking = Looking()
     algorithm.plugins = Plugins([looking])
     advance(launch, STAGE_ONE)
-    assert not looking.seen and looking.refreshed == [STAGE_ONE]  # at once, in the latent space that stays
+    assert not looking.seen and looking.refreshed == [0]  # at once and anew, in the latent space that stays
     batch = batch_at(launch, STAGE_ONE + 1)
     algorithm.update(batch, STAGE_ONE + 1, batch)
     (step,) = looking.seen
@@ -274,6 +275,21 @@ def test_plugins_see_what_the_critic_sees() -> None:
     backup = (algorithm.act(batch.next_observations) + noise).clamp(-1, 1)  # the target actor has not moved yet
     point = phi(torch.cat([batch.next_observations, backup], 2)[0])
     torch.testing.assert_close(torch.cat([step.batch.next_observations, step.backup_actions], 2)[0], point)
+
+
+def test_the_first_clusters_are_those_of_the_final_latent_space() -> None:
+    """Nothing is taken over from clusters of the untrained model, and what later clusterings bring has not begun."""
+    form = C4Config(K=3, period=2, mode="exact", average_critics=True, zero_next_actions=True)
+    launch = advance(make_launch(small_config("tsrl", ("c4",), plugin_options=(form,))), STAGE_ONE)
+    (c4,) = (plugin for plugin in launch.plugins.all if isinstance(plugin, C4))
+    found = {name: tensor.clone() for name, tensor in c4.clustering.state().items()}
+    assert bool(c4.authors.next_actions_kept.all()) and not torch.equal(*launch.algorithm.critics[0].mlp.weights[0][0])
+    c4.start(launch.algorithm)
+    assert all(torch.equal(tensor, found[name]) for name, tensor in c4.clustering.state().items())
+    form = replace(form, initial_clusters="state_action")
+    launch = advance(make_launch(small_config("tsrl", ("c4",), plugin_options=(form,))), STAGE_ONE)
+    (c4,) = (plugin for plugin in launch.plugins.all if isinstance(plugin, C4))
+    torch.testing.assert_close(c4.clustering.tables.weights, torch.full((1, 3), 1 / 3, dtype=torch.float64))
 
 
 def test_td_errors_are_taken_in_latent_space() -> None:

@@ -156,6 +156,18 @@ def test_small_clusters_are_dropped_unless_all_are_small() -> None:
     assert torch.equal(without_small_clusters(tiny, torch.ones(1, 300, dtype=torch.bool), components), tiny)
 
 
+def test_what_fills_up_the_pool_of_a_short_run_makes_no_cluster_large() -> None:
+    """300 rows beside a run of 600: one cluster holds the sixth row of every ten, and with tails half of them."""
+    buffer = TransitionBuffer(torch.zeros(300, 7), (torch.arange(300) // 10).int(), (1, 1), [300])
+    config = C4Config(K=2, sampler="hard", trajectory_tails=True, drop_small=True)
+    pool, mask = (torch.arange(600) % 300).unsqueeze(0), (torch.arange(600) < 300).unsqueeze(0)
+    members = torch.stack([pool % 10 == 5, pool % 10 != 5], 2) & mask.unsqueeze(2)
+    found = AuthorsRelease(config, buffer, torch.float64).members(
+        members.double(), pool, mask, torch.tensor([2]), first=False
+    )
+    assert found.sum(1).tolist() == [[0, 270]]
+
+
 def test_cold_fits_forget_and_warm_ones_do_not() -> None:
     g = torch.randn(1, 600, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 

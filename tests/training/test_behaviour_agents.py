@@ -105,6 +105,8 @@ def test_an_update_is_that_of_the_publication() -> None:
     batch = TransitionBuffer(packed, torch.zeros(16), (3, 2), [16]).gather(torch.arange(16)[None])
     sac.temperature.log.data.fill_(-0.7)
     with torch.no_grad():
+        for p in sac.target_critic.parameters():  # as later in training: the target is another network
+            p.mul_(1.5)
         there, log_there = sac.actor(batch.next_observations).sample(streams.normal("backup_action", 16, 2))
         here, log_here = sac.actor(batch.observations).sample(streams.normal("actor_action", 16, 2))
         alpha = np.exp(-0.7)
@@ -115,7 +117,9 @@ def test_an_update_is_that_of_the_publication() -> None:
     metrics = sac.update(batch, 1, batch)
     torch.testing.assert_close(metrics["critic_loss"].detach(), critic_loss)
     torch.testing.assert_close(metrics["actor_loss"].detach(), actor_loss)
-    assert -log_here.mean() > -2 and sac.temperature.log.item() < -0.7
+    excess = -log_here.mean(1) + 2  # over -|A|
+    torch.testing.assert_close(sac.optimizers["temperature"].gradient, excess)
+    assert excess > 0 and sac.temperature.log.item() < -0.7
 
 
 @pytest.mark.parametrize("device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])

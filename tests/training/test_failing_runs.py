@@ -10,8 +10,10 @@ import pytest
 import torch
 
 import c4rl.training.loop as loop
+from c4rl.data.packing import pack_datasets
+from c4rl.jobs.runs import runs_of
 from c4rl.training.checkpoint import Progress, load_checkpoint
-from c4rl.training.launch import Launch, RunState
+from c4rl.training.launch import Launch, RunState, launches_of
 from tests.cli.support import (
     SMALL,
     assert_tensorboard_shows_the_metrics,
@@ -22,6 +24,7 @@ from tests.cli.support import (
     summary,
     tensors,
 )
+from tests.helpers import CPU, plain_scaling, small_config, small_dataset
 
 Update = Callable[[Launch, int], None]
 REASON = "a loss or weight was not finite"
@@ -115,6 +118,14 @@ def test_one_of_three(
         assert list(line.values()) == pytest.approx(list(other.values()), rel=1e-3, abs=1e-5)
     losses = [line["update"] for line in metric_lines(folder) if line["seed"] == 1 and "critic_loss" in line]
     assert losses == list(range(10, failed_at, 10))
+
+
+def test_the_others_go_on_in_the_company_they_were_in() -> None:
+    """Sums over other stacks round differently, and a resumed job is to be bit-equal to an uninterrupted one."""
+    config, data = small_config("td3_bc", seeds=(0, 1, 2), runs_per_launch=2), small_dataset()
+    buffer, sound = pack_datasets([(data, plain_scaling(data))], CPU), runs_of(config)[1:]
+    assert [launch.seeds for launch in launches_of(config, buffer, CPU)] == [[0, 1], [2]]
+    assert [launch.seeds for launch in launches_of(config, buffer, CPU, sound)] == [[1], [2]]
 
 
 class PowerCut(Exception):

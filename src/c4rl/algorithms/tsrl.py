@@ -160,9 +160,9 @@ class TSRL(TD3):
             kept.copy_(new)
         report = self.dynamics.true_and_shuffled_symmetry(self.buffer, self.streams)
         report["symmetry_threshold"] = found.residuals[:, 0]
-        for plugin in self.plugins.all:  # the critic's inputs are final only now
+        for plugin in self.plugins.all:  # the critic's inputs are final only now: what was seen before is of no use
             if plugin.period is not None:
-                report |= plugin.refresh(self, step)
+                report |= plugin.refresh(self, 0)
         return report
 
     # -- stage two

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from c4rl.core.buffer import TransitionBuffer, WeightedSampler
+from c4rl.core.errors import InputError
 from c4rl.core.options import Options, PerRun, option
 from c4rl.plugins.seams import Host, Plugin, Sampler
 
@@ -42,6 +43,13 @@ class ReturnsConfig(Options):
 class Returns(Plugin):
     def __init__(self, config: ReturnsConfig) -> None:
         self.config = config
+
+    @classmethod
+    def check(cls, options: ReturnsConfig, algorithm: type[Host], algorithm_options: Any) -> None:
+        if options.weighted_rows == "actor" and not algorithm.has_actor_term:
+            raise InputError(
+                f"--weighted-rows: found actor, expected all: {algorithm.__name__} trains no actor where plug-ins act"
+            )
 
     @classmethod
     def launch_key(cls, options: Any, rows: int, data: int) -> Hashable:

@@ -131,8 +131,8 @@ class Plugin:
         return None
 
     def refresh(self, algorithm: Host, step: int) -> dict[str, Tensor]:
-        """Every `period` updates, between two updates; writes in place. Returns what is to be logged, [R] each, NaN
-        for a run that has no such number."""
+        """Every `period` updates, between two updates; writes in place. step: of the last update; 0: as at the start,
+        nothing is taken over. Returns what is to be logged, [R] each, NaN for a run that has no such number."""
         return {}
 
     @property

@@ -34,8 +34,12 @@ def launches_of(
     states: Mapping[RunKey, RunState] | None = None,
 ) -> "list[Launch]":
     """Launches of all runs, or of these. buffer: the job's prepared data, in order. states: to resume from."""
-    together = launch_groups(config, runs_of(config) if runs is None else runs, buffer.dataset_lengths, device)
-    return [Launch(config, some, buffer, device, states=states) for some in together]
+    every = runs_of(config)
+    wanted = {run.key for run in (every if runs is None else runs)}
+    # grouped before any is left out: where others have failed, sums of another stack would round differently
+    groups = launch_groups(config, every, buffer.dataset_lengths, device)
+    together = [[run for run in group if run.key in wanted] for group in groups]
+    return [Launch(config, some, buffer, device, states=states) for some in together if some]
 
 
 def _kind(tensor: Tensor | None) -> str:

@@ -83,7 +83,8 @@ class AuthorsRelease:
             return weights / weights.sum(1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
         if self.config.trajectory_tails:
             trajectories = self.buffer.trajectory_ids[pool]
-            weights = with_trajectory_tails(weights > 0, trajectories, pool, self.trajectories).to(weights.dtype)
+            tailed = with_trajectory_tails(weights > 0, trajectories, pool, self.trajectories)
+            weights = (tailed & mask.unsqueeze(2)).to(weights.dtype)  # what fills up a short run's pool counts nowhere
         return without_small_clusters(weights, mask, components) if self.config.drop_small else weights
 
 

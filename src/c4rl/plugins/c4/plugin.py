@@ -85,19 +85,16 @@ class C4(Plugin):
         self._penalty, self._share = torch.zeros(2, stack.runs, device=stack.device, dtype=stack.dtype)
 
     def start(self, algorithm: Host) -> None:
-        self._cluster_gradients(algorithm, 0)
+        self.refresh(algorithm, 0)
 
     # -- Algorithm 1: every `period` updates the E- and M-steps,
 
     def refresh(self, algorithm: Host, step: int) -> dict[str, Tensor]:
-        assert algorithm.critics is not None
-        self.authors.before_clustering(algorithm.critics[0])
-        return self._cluster_gradients(algorithm, step)
-
-    def _cluster_gradients(self, algorithm: Host, step: int) -> dict[str, Tensor]:
         """Fit the mixture to y = [g', g] of the first critic."""
         assert algorithm.critics is not None
         critic, target = algorithm.critics
+        if step > 0:
+            self.authors.before_clustering(critic)
         next_critic = target if self.config.next_features == "target" else critic
 
         def gradients(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
