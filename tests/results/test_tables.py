@@ -21,7 +21,7 @@ from c4rl.results.pages import fill_page, table_text
 from c4rl.results.speed_tables import SPEED_TABLES
 from c4rl.results.statistics import mean_interval
 from c4rl.results.store import Entry, Store
-from c4rl.results.table_text import caption, csv, is_far, latex, markdown, rows_of, run_rows
+from c4rl.results.table_text import caption, csv, curve_rows, effect_rows, is_far, latex, markdown, rows_of, run_rows
 from c4rl.results.tables import Cell, ResultTable, fill, identities
 from tests.results.conftest import METHODS, TASKS, Trained, small_table
 
@@ -129,6 +129,33 @@ def test_effects_of_a_design_are_differences_of_means(trained: Trained) -> None:
         assert words.startswith(f"{expected:+.1f} [")
     more = replace(table, seeds=3)
     assert rows_of(more, fill(more, trained.store))[3][1:4] == ["–"] * 3
+    (row,) = effect_rows(table.only([on.label]), filled, "late")
+    assert row[1:4] == ["–"] * 3, "nothing to compare with"
+    another = replace(METHODS[2], factors={"part": False})
+    three = replace(table, methods=(*table.methods, another))
+    (row,) = effect_rows(three, fill(three, trained.store), "late")
+    late = [np.mean([fill(three, trained.store)[m.label, t].values("late") for t in TASKS]) for m in three.methods]
+    assert row[3].startswith(f"{late[0] - (late[1] + late[2]) / 2:+.1f} ["), "sides of other sizes"
+
+
+def test_means_of_sets_with_other_numbers_of_runs(trained: Trained) -> None:
+    """As many of each set, in every view; the caption says so."""
+    factors = ({"part": True}, {"part": False})
+    methods = tuple(replace(method, factors=own) for method, own in zip(METHODS[:2], factors, strict=True))
+    table = small_table(methods=methods, seeds=4)
+    filled = fill(table, trained.store)
+    assert "first runs of each" not in caption(table, filled, "late")
+    for (label, task), cell in filled.items():
+        first, second = cell.entries
+        fewer = label == methods[0].label and task == TASKS[0]
+        filled[label, task] = Cell((first, second, second) if fewer else (first, second, second, first))
+    assert "first runs of each" in caption(table, filled, "late")
+    expected = np.mean([[e.scores for e in filled[methods[0].label, t].entries[:3]] for t in TASKS], axis=(0, 1))
+    words = curve_rows(table, filled)[1][1:]
+    assert [float(word.split()[0]) for word in words] == pytest.approx(expected, abs=0.06)
+    (row,) = effect_rows(table, filled, "last")
+    other = np.mean([entry.scores[-1] for t in TASKS for entry in filled[methods[1].label, t].entries[:3]])
+    assert float(row[3].split()[0]) == pytest.approx(expected[-1] - other, abs=0.06)
 
 
 def test_the_design_of_the_ingredients_tells_them_apart() -> None:

@@ -57,7 +57,7 @@ def improvement(drawing: Drawing, table: ResultTable, filled: Filled) -> Figure:
     figure, (axis,) = new_figure(1, f"Probability of improvement: {table.title}", foot, height=0.8 + 0.35 * len(found))
     for y, (ours, others) in enumerate(found):
         if ours is None or others is None:
-            axis.text(0.52, y, "not measured", va="center", fontsize=8, color="#777777")
+            axis.text(0.52, y, "not measured on all sets", va="center", fontsize=8, color="#777777")
             continue
         centre = float(probability_of_improvement(ours, others))
         low, high = bootstrap_interval(probability_of_improvement, ours, others)
