@@ -85,6 +85,24 @@ def test_only_the_sets_of_the_chosen_methods_have_panels(trained: Trained, tmp_p
         draw("curves", tmp_path / "b.png", None, ("CQL",), None, trained.store.folder, Path())
 
 
+def test_a_radar_has_room_for_every_score_and_its_labels(trained: Trained) -> None:
+    filled = fill(small_table(), trained.store)
+    for times, size in ((1, 1), (4, 4)):
+        table = small_table(methods=METHODS[:1])
+        score = np.full(2, 100.0 * times)
+        high = [replace(entry, data=entry.data | {"curve": []}) for entry in filled["BC", TASKS[0]].entries]
+        for entry in high:
+            entry.__dict__["scores"] = score
+        (axis,) = FIGURES["radar"].draw(FIGURES["radar"], table, {("BC", t): Cell(tuple(high)) for t in TASKS}).axes
+        assert axis.get_ylim() == (0, 115 * size) and axis.get_yticklabels()[-1].get_text() == str(100 * size)
+
+
+def test_one_method_is_nothing_to_compare(trained: Trained) -> None:
+    table = small_table(methods=METHODS[:1])
+    with pytest.raises(InputError, match="found one method"):
+        FIGURES["improvement"].draw(replace(FIGURES["improvement"], pairs=()), table, fill(table, trained.store))
+
+
 def test_lines_of_text_break_between_a_symbol_and_its_value_never() -> None:
     figure, _ = new_figure(1, "K 5, λ 0.3; " * 20, "control: K 1, λ 0; " * 40)
     for text in (figure.get_suptitle(), figure.get_supxlabel()):

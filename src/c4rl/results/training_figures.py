@@ -100,7 +100,7 @@ def terms(drawing: Drawing, table: ResultTable, filled: Filled) -> Figure:
 
 def _foot(table: ResultTable, filled: Filled) -> str:
     words = foot_of(table, filled, "lines: means over seeds, bands: from the lowest to the highest seed")
-    return f"{words}. {table.note}"
+    return f"{words}. {table.note}".rstrip()
 
 
 def _with_the_score(table: ResultTable, filled: Filled, task: str) -> str:
