@@ -278,20 +278,36 @@ def test_explanations_are_of_cells_that_exist() -> None:
     assert json.loads((tables.HERE / "explanations.json").read_text()).keys() <= cells
 
 
-def test_the_parts_of_evidence_are_all_that_the_tables_lack() -> None:
-    def runs(table: ResultTable) -> set[str]:
-        return {
-            name
-            for method, task, config in table.wanted()
-            for name in identities(config, task, list(table.seeds_of(method)))
-        }
+def runs_of(table: ResultTable) -> set[str]:
+    return {
+        name
+        for method, task, config in table.wanted()
+        for name in identities(config, task, list(table.seeds_of(method)))
+    }
 
-    listed: set[str] = set()
+
+@pytest.fixture(scope="module")
+def parts() -> dict[str, set[str]]:
+    """The runs of each part of evidence.sh."""
+    found = {}
     for name in ("locomotion", "domains"):
         command = [ROOT / "benchmarks" / "evidence.sh", "list", name]
-        lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-        for where, *methods in (line.split("|") for line in lines):
+        for line in subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines():
+            where, *methods = line.split("|")
             table, _, sets = where.partition("@")
-            listed |= runs(get_table(table).only(methods or None).on([sets] if sets else None))  # refuses wrong names
-    wanted = set().union(*map(runs, TABLES.values()))
+            found[line] = runs_of(get_table(table).only(methods or None).on([sets] if sets else None))  # known names
+    return found
+
+
+def test_the_parts_of_evidence_are_all_that_the_tables_lack(parts: dict[str, set[str]]) -> None:
+    wanted, listed = set().union(*map(runs_of, TABLES.values())), set().union(*parts.values())
     assert wanted - listed <= set(Store(ROOT / "results" / "store").by_identity())
+
+
+def test_no_missing_run_is_in_two_parts_of_evidence(parts: dict[str, set[str]]) -> None:
+    """Parts train at once: each would train it, or find its folder in use and end."""
+    known = set(Store(ROOT / "results" / "store").by_identity())
+    owner: dict[str, str] = {}
+    for part, runs in parts.items():
+        for name in runs - known:
+            assert owner.setdefault(name, part) == part
