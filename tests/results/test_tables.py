@@ -116,6 +116,13 @@ def test_tables_of_other_quantities_show_them(trained: Trained) -> None:
     cell = filled["TD3+BC + C4", TASKS[0]]
     expected = np.mean([late_mean(entry.curve("c4_effective_K")[1]) for entry in cell.entries])
     assert rows_of(table, filled)[-1][1].startswith(f"{expected:.1f} ±")
+    heads, *rows = run_rows(table, filled)
+    assert [len(row) for row in rows] == [len(heads)] * 4 and rows[0][-2:] == ["", ""], "no simulator chose"
+
+
+def test_latex_has_a_command_for_every_symbol() -> None:
+    labels = [method.label for table in TABLES.values() for method in table.methods]
+    assert latex([labels]).isascii()
 
 
 def test_effects_of_a_design_are_differences_of_means(trained: Trained) -> None:

@@ -197,7 +197,7 @@ def markdown(rows: Rows) -> str:
 
 
 LATEX = {"±": r"$\pm$", "–": "--", "&": r"\&", "%": r"\%", "_": r"\_", MARK: r"$^\dagger$", "‡": r"$^\ddagger$"}
-LATEX |= {"λ": r"$\lambda$", "α": r"$\alpha$"}
+LATEX |= {"λ": r"$\lambda$", "α": r"$\alpha$", "ε": r"$\epsilon$"}
 
 
 def latex(rows: Rows) -> str:
@@ -223,9 +223,9 @@ def run_rows(table: ResultTable, filled: Filled) -> list[list[object]]:
     rows: list[list[object]] = [[*heads, "best_in_simulator", "selected_by_held_out"]]
     for (label, task), cell in filled.items():
         columns = (cell.values(which, name) for which in ("last", "late", "best"))
-        for entry, *values in zip(cell.entries, *columns, strict=True):
+        for entry, last, late, best in zip(cell.entries, *columns, strict=True):
             facts = [entry.seed, entry.updates[-1], entry.precision, (entry.data["stopped"] or {}).get("failed_at", "")]
-            chosen = [values.pop(), entry.selected] if name == "score" else [None, None]
-            words = ("" if value is None else f"{value:.5g}" for value in (*values, *chosen))
+            chosen = [best, entry.selected] if name == "score" else [None, None]
+            words = ("" if value is None else f"{value:.5g}" for value in (last, late, *chosen))
             rows.append([label, task, *facts, *words])
     return rows
