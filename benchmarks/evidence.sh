@@ -13,21 +13,23 @@
 set -uo pipefail
 
 c="TD3+BC + C4"
-locomotion() { # C4's rows of main by preset, each with its control, a set or two at a time; what is cheap in between
+locomotion() { # C4's rows of main by preset, each with its control, a set or two at a time; what is cheap in between.
+  # What is missing is in one part alone: two parts would train it twice at once, or one would find its folder in use
   cat <<PARTS
 main@halfcheetah|control: paper, K 1, λ 0
 c4-plugin|TD3+BC + LN + C4 on gradients
 c4-layer-norm
 effective-k
-clusters
+clusters|control: paper, K 1, λ 0|CQL + C4, paper, K 1
 lambda
 frequency
-c4-exact-cql
+c4-exact-cql|on gradients|on gradients, λ 3
 main|SORL|ReBRAC
 main|TSRL
 alpha
-rows
-c4-screen
+rows|TD3+BC, 5k rows|CQL + C4, paper, 1k rows|CQL + C4, paper, 3k rows|CQL + C4, paper, 5k rows
+rows|control: paper, K 1, λ 0, 1k rows|control: paper, K 1, λ 0, 3k rows|control: paper, K 1, λ 0, 5k rows
+c4-screen|control: authors, K 1, λ 0|control: authors-fixed, K 1, λ 0
 cql-plugins
 main@hopper|CQL + C4, authors-fixed
 main@hopper|control: authors-fixed, K 1, λ 0

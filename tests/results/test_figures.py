@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from c4rl.cli.main import main
+from c4rl.core.errors import InputError
 from c4rl.results import catalogue, speed_tables
 from c4rl.results.catalogue import TABLES
 from c4rl.results.speed_tables import SPEED_TABLES
-from c4rl.results.tables import Method, fill
+from c4rl.results.tables import Cell, Method, fill
 from tests.results.conftest import METHODS, TASKS, Trained, small_table
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
@@ -27,7 +28,7 @@ def words(figure) -> str:
     """All text of a figure."""
     axes = [text for axis in figure.axes for text in (axis.get_xlabel(), axis.get_ylabel(), axis.get_title())]
     legend = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
-    return " ".join([figure.get_suptitle(), figure.get_supxlabel(), *axes, *legend]).replace("\n", " ")
+    return " ".join(" ".join([figure.get_suptitle(), figure.get_supxlabel(), *axes, *legend]).split())
 
 
 @pytest.mark.parametrize("name", ["curves", "profiles", "improvement", "radar", "alpha"])
@@ -53,6 +54,60 @@ def test_curves_show_the_means_of_the_store(trained: Trained) -> None:
         assert list(line.get_xdata()) == [0.01, 0.02]
         expected = sum(entry.scores for entry in filled["BC", task].entries) / 2
         assert list(line.get_ydata()) == pytest.approx(list(expected))
+
+
+def test_curves_have_the_mean_of_the_table(trained: Trained) -> None:
+    """Also where sets have other numbers of runs; without any mean there is no panel for it."""
+    table = small_table(methods=METHODS[:1], seeds=4)
+    filled = fill(table, trained.store)
+    assert len(FIGURES["curves"].draw(FIGURES["curves"], table, filled).axes) == 2, "two runs of four"
+    for task, picked in zip(TASKS, ([0, 1, 1, 0], [0, 1, 1]), strict=True):
+        filled["BC", task] = Cell(tuple(filled["BC", task].entries[i] for i in picked))
+    figure = FIGURES["curves"].draw(FIGURES["curves"], table, filled)
+    expected = np.mean([[entry.scores for entry in filled["BC", task].entries[:3]] for task in TASKS], axis=(0, 1))
+    assert list(figure.axes[2].lines[0].get_ydata()) == pytest.approx(list(expected))
+    assert "first runs of each" in words(figure)
+
+
+def test_only_the_sets_of_the_chosen_methods_have_panels(trained: Trained, tmp_path, monkeypatch) -> None:
+    table = small_table(methods=(*METHODS[:2], Method("CQL", "cql")))
+    monkeypatch.setitem(catalogue.TABLES, "main", table)
+    seen = []
+
+    def drawn(drawing, table, filled):
+        seen.append(set(filled))
+        return new_figure(1, "", "")[0]
+
+    monkeypatch.setitem(FIGURES, "curves", replace(FIGURES["curves"], draw=drawn))
+    draw("curves", tmp_path / "a.png", None, ("BC",), None, trained.store.folder, Path())
+    assert seen == [{("BC", task) for task in TASKS}]
+    with pytest.raises(InputError, match="has no run of it"):
+        draw("curves", tmp_path / "b.png", None, ("CQL",), None, trained.store.folder, Path())
+
+
+def test_a_radar_has_room_for_every_score_and_its_labels(trained: Trained) -> None:
+    filled = fill(small_table(), trained.store)
+    for times, size in ((1, 1), (4, 4)):
+        table = small_table(methods=METHODS[:1])
+        score = np.full(2, 100.0 * times)
+        high = [replace(entry, data=entry.data | {"curve": []}) for entry in filled["BC", TASKS[0]].entries]
+        for entry in high:
+            entry.__dict__["scores"] = score
+        (axis,) = FIGURES["radar"].draw(FIGURES["radar"], table, {("BC", t): Cell(tuple(high)) for t in TASKS}).axes
+        assert axis.get_ylim() == (0, 115 * size) and axis.get_yticklabels()[-1].get_text() == str(100 * size)
+
+
+def test_one_method_is_nothing_to_compare(trained: Trained) -> None:
+    table = small_table(methods=METHODS[:1])
+    with pytest.raises(InputError, match="found one method"):
+        FIGURES["improvement"].draw(replace(FIGURES["improvement"], pairs=()), table, fill(table, trained.store))
+
+
+def test_lines_of_text_break_between_a_symbol_and_its_value_never() -> None:
+    figure, _ = new_figure(1, "K 5, λ 0.3; " * 20, "control: K 1, λ 0; " * 40)
+    for text in (figure.get_suptitle(), figure.get_supxlabel()):
+        lines = text.split("\n")
+        assert len(lines) > 2 and not any(line.endswith(("K", "λ")) for line in lines)
 
 
 def test_theorem_1s_terms_and_the_cosines_are_drawn_from_the_store(trained: Trained) -> None:

@@ -21,7 +21,7 @@ from c4rl.results.pages import fill_page, table_text
 from c4rl.results.speed_tables import SPEED_TABLES
 from c4rl.results.statistics import mean_interval
 from c4rl.results.store import Entry, Store
-from c4rl.results.table_text import caption, csv, is_far, latex, markdown, rows_of, run_rows
+from c4rl.results.table_text import caption, csv, curve_rows, effect_rows, is_far, latex, markdown, rows_of, run_rows
 from c4rl.results.tables import Cell, ResultTable, fill, identities
 from tests.results.conftest import METHODS, TASKS, Trained, small_table
 
@@ -116,6 +116,13 @@ def test_tables_of_other_quantities_show_them(trained: Trained) -> None:
     cell = filled["TD3+BC + C4", TASKS[0]]
     expected = np.mean([late_mean(entry.curve("c4_effective_K")[1]) for entry in cell.entries])
     assert rows_of(table, filled)[-1][1].startswith(f"{expected:.1f} ±")
+    heads, *rows = run_rows(table, filled)
+    assert [len(row) for row in rows] == [len(heads)] * 4 and rows[0][-2:] == ["", ""], "no simulator chose"
+
+
+def test_latex_has_a_command_for_every_symbol() -> None:
+    labels = [method.label for table in TABLES.values() for method in table.methods]
+    assert latex([labels]).isascii()
 
 
 def test_effects_of_a_design_are_differences_of_means(trained: Trained) -> None:
@@ -129,6 +136,33 @@ def test_effects_of_a_design_are_differences_of_means(trained: Trained) -> None:
         assert words.startswith(f"{expected:+.1f} [")
     more = replace(table, seeds=3)
     assert rows_of(more, fill(more, trained.store))[3][1:4] == ["–"] * 3
+    (row,) = effect_rows(table.only([on.label]), filled, "late")
+    assert row[1:4] == ["–"] * 3, "nothing to compare with"
+    another = replace(METHODS[2], factors={"part": False})
+    three = replace(table, methods=(*table.methods, another))
+    (row,) = effect_rows(three, fill(three, trained.store), "late")
+    late = [np.mean([fill(three, trained.store)[m.label, t].values("late") for t in TASKS]) for m in three.methods]
+    assert row[3].startswith(f"{late[0] - (late[1] + late[2]) / 2:+.1f} ["), "sides of other sizes"
+
+
+def test_means_of_sets_with_other_numbers_of_runs(trained: Trained) -> None:
+    """As many of each set, in every view; the caption says so."""
+    factors = ({"part": True}, {"part": False})
+    methods = tuple(replace(method, factors=own) for method, own in zip(METHODS[:2], factors, strict=True))
+    table = small_table(methods=methods, seeds=4)
+    filled = fill(table, trained.store)
+    assert "first runs of each" not in caption(table, filled, "late")
+    for (label, task), cell in filled.items():
+        first, second = cell.entries
+        fewer = label == methods[0].label and task == TASKS[0]
+        filled[label, task] = Cell((first, second, second) if fewer else (first, second, second, first))
+    assert "first runs of each" in caption(table, filled, "late")
+    expected = np.mean([[e.scores for e in filled[methods[0].label, t].entries[:3]] for t in TASKS], axis=(0, 1))
+    words = curve_rows(table, filled)[1][1:]
+    assert [float(word.split()[0]) for word in words] == pytest.approx(expected, abs=0.06)
+    (row,) = effect_rows(table, filled, "last")
+    other = np.mean([entry.scores[-1] for t in TASKS for entry in filled[methods[1].label, t].entries[:3]])
+    assert float(row[3].split()[0]) == pytest.approx(expected[-1] - other, abs=0.06)
 
 
 def test_the_design_of_the_ingredients_tells_them_apart() -> None:
@@ -251,20 +285,36 @@ def test_explanations_are_of_cells_that_exist() -> None:
     assert json.loads((tables.HERE / "explanations.json").read_text()).keys() <= cells
 
 
-def test_the_parts_of_evidence_are_all_that_the_tables_lack() -> None:
-    def runs(table: ResultTable) -> set[str]:
-        return {
-            name
-            for method, task, config in table.wanted()
-            for name in identities(config, task, list(table.seeds_of(method)))
-        }
+def runs_of(table: ResultTable) -> set[str]:
+    return {
+        name
+        for method, task, config in table.wanted()
+        for name in identities(config, task, list(table.seeds_of(method)))
+    }
 
-    listed: set[str] = set()
+
+@pytest.fixture(scope="module")
+def parts() -> dict[str, set[str]]:
+    """The runs of each part of evidence.sh."""
+    found = {}
     for name in ("locomotion", "domains"):
         command = [ROOT / "benchmarks" / "evidence.sh", "list", name]
-        lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-        for where, *methods in (line.split("|") for line in lines):
+        for line in subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines():
+            where, *methods = line.split("|")
             table, _, sets = where.partition("@")
-            listed |= runs(get_table(table).only(methods or None).on([sets] if sets else None))  # refuses wrong names
-    wanted = set().union(*map(runs, TABLES.values()))
+            found[line] = runs_of(get_table(table).only(methods or None).on([sets] if sets else None))  # known names
+    return found
+
+
+def test_the_parts_of_evidence_are_all_that_the_tables_lack(parts: dict[str, set[str]]) -> None:
+    wanted, listed = set().union(*map(runs_of, TABLES.values())), set().union(*parts.values())
     assert wanted - listed <= set(Store(ROOT / "results" / "store").by_identity())
+
+
+def test_no_missing_run_is_in_two_parts_of_evidence(parts: dict[str, set[str]]) -> None:
+    """Parts train at once: each would train it, or find its folder in use and end."""
+    known = set(Store(ROOT / "results" / "store").by_identity())
+    owner: dict[str, str] = {}
+    for part, runs in parts.items():
+        for name in runs - known:
+            assert owner.setdefault(name, part) == part

@@ -1,11 +1,13 @@
 """Figures that compare methods: over all their runs, and by the value of an option."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
+from c4rl.core.errors import InputError
 from c4rl.results.figure_parts import (
     AS_PRINTED,
     PAPERS,
@@ -14,7 +16,6 @@ from c4rl.results.figure_parts import (
     add_words,
     foot_of,
     new_figure,
-    panels_of,
     styled,
     title_of,
 )
@@ -43,6 +44,8 @@ def profiles(drawing: Drawing, table: ResultTable, filled: Filled) -> Figure:
     axis.set_xlabel("D4RL-normalised score τ")
     axis.set_ylabel("share of runs with a score above τ")
     axis.set_ylim(0, 1)
+    if not axis.has_data():
+        axis.text(0.5, 0.5, "not measured on all sets", ha="center", transform=axis.transAxes, color="#777777")
     add_legend(figure, [axis])
     return figure
 
@@ -51,13 +54,15 @@ def improvement(drawing: Drawing, table: ResultTable, filled: Filled) -> Figure:
     """P(a run of the first scores higher than a run of the second)."""
     first = table.methods[0].label
     pairs = drawing.pairs or tuple((method.label, first) for method in table.methods[1:])
+    if not pairs:
+        raise InputError(f"figure {drawing.name}: found one method, expected two or more to compare")
     methods = {method.label: method for method in table.methods}
     found = [tuple(overall(table, filled, methods[label], "late") for label in pair) for pair in pairs]
     foot = foot_of(table, filled, f"{OF_A_RUN['late']}; averaged over sets; bars: 95% bootstrap")
     figure, (axis,) = new_figure(1, f"Probability of improvement: {table.title}", foot, height=0.8 + 0.35 * len(found))
     for y, (ours, others) in enumerate(found):
         if ours is None or others is None:
-            axis.text(0.52, y, "not measured", va="center", fontsize=8, color="#777777")
+            axis.text(0.52, y, "not measured on all sets", va="center", fontsize=8, color="#777777")
             continue
         centre = float(probability_of_improvement(ours, others))
         low, high = bootstrap_interval(probability_of_improvement, ours, others)
@@ -73,7 +78,7 @@ def improvement(drawing: Drawing, table: ResultTable, filled: Filled) -> Figure:
 
 def radar(drawing: Drawing, table: ResultTable, filled: Filled) -> Figure:
     """A spoke for each set, a ring for each method; the paper's C4 as it prints it."""
-    tasks = panels_of(table, filled)
+    tasks = list(table.measured)
     foot = foot_of(table, filled, f"means over seeds, {OF_A_RUN['late']}; intervals: c4rl table {table.name}")
     figure = Figure(figsize=(10.4, 6), layout="constrained")
     axis: Any = figure.add_subplot(projection="polar")
@@ -93,10 +98,12 @@ def radar(drawing: Drawing, table: ResultTable, filled: Filled) -> Figure:
             ring([one[0] for one in found if one], label=f"{name}, {AS_PRINTED}", **PAPERS)
     axis.set_xticks(angles, [title_of(task).replace("-", "\n", 1) for task in tasks], fontsize=8)
     for angle, label in zip(angles, axis.get_xticklabels(), strict=True):  # outside of the outer ring
-        label.set_horizontalalignment(("right", "center", "left")[round(np.cos(angle)) + 1])
+        label.set_horizontalalignment(("right", "center", "left")[int(np.sign(np.cos(angle).round(1))) + 1])
     axis.set_rlabel_position(90 / len(tasks))
-    axis.set_ylim(0, 115)
-    axis.set_yticks((25, 50, 75, 100), ("25", "50", "75", "100"), fontsize=8)
+    size = max([1, *(math.ceil(max(line.get_ydata()) / 115) for line in axis.lines)])  # mazes give scores of hundreds
+    axis.set_ylim(0, 115 * size)
+    rings = [quarter * size for quarter in (25, 50, 75, 100)]
+    axis.set_yticks(rings, [str(ring) for ring in rings], fontsize=8)
     axis.grid(alpha=0.4)
     add_words(figure, "D4RL-normalised scores; below 0 drawn as 0", foot)
     add_legend(figure, [axis])

@@ -3,6 +3,7 @@
 Lines differ by colour, dashes and markers.
 """
 
+import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,13 +11,14 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from c4rl.results.tables import Filled, ResultTable
+from c4rl.results.tables import Filled, ResultTable, left_out
 
 # the colours of Okabe and Ito that are dark enough for lines, in an order of changing lightness
 STYLES: tuple[tuple[str, Any, str], ...] = (
     ("#000000", "-", "o"), ("#e69f00", "--", "s"), ("#0072b2", "-.", "^"), ("#cc79a7", (0, (1, 1)), "D"),
     ("#009e73", "-", "v"), ("#d55e00", "--", "P"), ("#56b4e9", "-.", "X"), ("#7f7f7f", (0, (5, 1, 1, 1, 1, 1)), "<"),
 )  # fmt: skip
+VALUE, UNBREAKABLE = re.compile(r"(?<=\b\w) (?=\d)"), "\N{NO-BREAK SPACE}"  # as in λ 0.3
 AS_PRINTED = "as the paper prints it"
 PAPERS: dict[str, Any] = {"color": "#555555", "linestyle": ":", "marker": "o", "markerfacecolor": "white"}
 Axes = Any  # of matplotlib, which names more types than it means
@@ -55,6 +57,7 @@ def new_figure(panels: int, title: str, foot: str, height: float = 2.6) -> tuple
 def add_words(figure: Figure, title: str, foot: str) -> None:
     """Title and foot, in lines that leave a margin (matplotlib's own wrap fills a figure from edge to edge)."""
     width = figure.get_figwidth()
+    title, foot = (VALUE.sub(UNBREAKABLE, words) for words in (title, foot))
     figure.suptitle(textwrap.fill(title, int(11 * width)), fontsize=11)
     figure.supxlabel(textwrap.fill(foot, int(14 * width)), fontsize=7.5, color="#333333")
 
@@ -68,7 +71,8 @@ def foot_of(table: ResultTable, filled: Filled, intervals: str) -> str:
     partly = [label for label, some in sets.items() if 0 < some < len(table.measured)]
     gaps += _named("measured on some sets only, in no mean or ring", partly)
     budget = f"{seeds} seeds each, {table.updates:,} updates"
-    return f"{found} of {table.runs} runs are in the store; {budget}; {intervals}{gaps}"
+    parts = [f"{found} of {table.runs} runs are in the store", budget, intervals, left_out(table, filled)]
+    return "; ".join(part for part in parts if part) + gaps
 
 
 def _named(what: str, labels: Sequence[str]) -> str:

@@ -75,9 +75,9 @@ def draw(
         drawing = replace(drawing, methods=methods, pairs=())
     chosen = get_table(drawing.table)
     chosen = replace(chosen, quantity=drawing.quantity or chosen.quantity).on(sets)
-    filled = fill(chosen, Store(store))
     chosen = chosen.only(drawing.methods)
-    if not any(method.label == label for method in chosen.methods for label, _ in filled):
+    filled = fill(chosen, Store(store))
+    if not filled:
         raise InputError(
             f"figure {name}: the store has no run of it, expected some; see c4rl bench table {chosen.name}"
         )

@@ -8,7 +8,7 @@ import numpy as np
 
 from c4rl.environments.tasks import PHYSICS
 from c4rl.results.statistics import bootstrap_interval, interquartile_mean, mean, mean_interval
-from c4rl.results.tables import OF_A_RUN, QUANTITIES, RECORDED, Cell, Filled, Method, ResultTable, overall
+from c4rl.results.tables import OF_A_RUN, QUANTITIES, RECORDED, Cell, Filled, Method, ResultTable, left_out, overall
 from c4rl.training.summary import MARK
 
 MISSING = "–"
@@ -41,6 +41,7 @@ def caption(table: ResultTable, filled: Filled, which: str) -> str:
     cells = [(m, t, cell) for m in table.methods for t in table.tasks if (cell := filled.get((m.label, t)))]
     if plain and any(is_far(table, m, t, cell, which) for m, t, cell in cells):
         parts.append(f"{FAR_MARK}: more than {FAR} of the paper's standard deviations from its mean")
+    parts.append(left_out(table, filled) if which != "criteria" else "")
     if any(entry.data["stopped"] for _, _, cell in cells for entry in cell.entries):
         parts.append(f"{MARK}: some runs failed and are scored as of their last good state")
     return f"{table.title}. {'; '.join(part for part in parts if part)}. {table.note}".rstrip()
@@ -82,13 +83,15 @@ def effect_rows(table: ResultTable, filled: Filled, which: str) -> Rows:
     rows = []
     scores = [overall(table, filled, method, which) for method in table.methods]
     whole = [one for one in scores if one is not None]
+    runs = min(map(len, whole), default=0)
     for name in table.methods[0].factors:
-        signs = np.array([1 if method.factors[name] else -1 for method in table.methods])
+        on = np.array([method.factors[name] for method in table.methods])
         words = dict.fromkeys((*table.tasks, "all"), MISSING)
-        if len(whole) == len(scores):
+        if len(whole) == len(scores) and 0 < on.sum() < len(on):
+            signs = np.where(on, len(on) / on.sum(), -len(on) / (~on).sum())
             for i, task in enumerate((*table.measured, "all")):
-                own = np.concatenate([one if task == "all" else one[:, i : i + 1] for one in whole], axis=1)
-                weights = 2 * np.repeat(signs, own.shape[1] // len(signs))
+                own = np.concatenate([one[:runs] if task == "all" else one[:runs, i : i + 1] for one in whole], axis=1)
+                weights = np.repeat(signs, own.shape[1] // len(signs))
                 effect = partial(_contrast, weights)
                 low, high = bootstrap_interval(effect, own)
                 words[task] = f"{effect(own):+.1f} [{low:+.1f}, {high:+.1f}]"
@@ -112,7 +115,8 @@ def curve_rows(table: ResultTable, filled: Filled) -> Rows:
         if overall(table, filled, method, "last") is None:
             continue
         entries = [filled[method.label, task].entries for task in table.measured]
-        own = [[dict(zip(*entry.curve(table.quantity), strict=True)) for entry in some] for some in entries]
+        runs = min(map(len, entries))
+        own = [[dict(zip(*entry.curve(table.quantity), strict=True)) for entry in some[:runs]] for some in entries]
         common = set.intersection(*(set(curve) for some in own for curve in some))
         steps |= common
         curves[method.label] = {u: np.array([[curve[u] for curve in some] for some in own]).T for u in common}
@@ -193,7 +197,7 @@ def markdown(rows: Rows) -> str:
 
 
 LATEX = {"±": r"$\pm$", "–": "--", "&": r"\&", "%": r"\%", "_": r"\_", MARK: r"$^\dagger$", "‡": r"$^\ddagger$"}
-LATEX |= {"λ": r"$\lambda$", "α": r"$\alpha$"}
+LATEX |= {"λ": r"$\lambda$", "α": r"$\alpha$", "ε": r"$\epsilon$"}
 
 
 def latex(rows: Rows) -> str:
@@ -219,9 +223,9 @@ def run_rows(table: ResultTable, filled: Filled) -> list[list[object]]:
     rows: list[list[object]] = [[*heads, "best_in_simulator", "selected_by_held_out"]]
     for (label, task), cell in filled.items():
         columns = (cell.values(which, name) for which in ("last", "late", "best"))
-        for entry, *values in zip(cell.entries, *columns, strict=True):
+        for entry, last, late, best in zip(cell.entries, *columns, strict=True):
             facts = [entry.seed, entry.updates[-1], entry.precision, (entry.data["stopped"] or {}).get("failed_at", "")]
-            chosen = [values.pop(), entry.selected] if name == "score" else [None, None]
-            words = ("" if value is None else f"{value:.5g}" for value in (*values, *chosen))
+            chosen = [best, entry.selected] if name == "score" else [None, None]
+            words = ("" if value is None else f"{value:.5g}" for value in (last, late, *chosen))
             rows.append([label, task, *facts, *words])
     return rows

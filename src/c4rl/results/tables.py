@@ -231,3 +231,12 @@ def overall(table: ResultTable, filled: Filled, method: Method, which: str) -> n
     runs = min(map(len, values), default=0)
     enough = len(values) == len(cells) and runs >= min(3, len(table.seeds_of(method)))
     return np.stack([v[:runs] for v in values], axis=1) if enough and runs else None
+
+
+def left_out(table: ResultTable, filled: Filled) -> str:
+    """A sentence, where a mean over sets leaves out runs because another set has fewer."""
+    for method in table.methods:
+        counts = {len(cell.entries) for task in table.measured if (cell := filled.get((method.label, task)))}
+        if len(counts) > 1 and overall(table, filled, method, "last") is not None:
+            return "a mean over sets is of the first runs of each, as many as the set with the fewest has"
+    return ""
