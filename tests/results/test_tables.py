@@ -270,7 +270,7 @@ def test_a_page_holds_what_its_commands_print(tmp_path: Path) -> None:
         page_command(["train", "--now"])
 
 
-PAGES = ["PAPER.md", *(f"docs/{name}.md" for name in ("locomotion", "findings", "recipe", "domains"))]
+PAGES = ["PAPER.md", *(f"docs/{name}.md" for name in ("locomotion", "evidence", "recipe", "domains"))]
 
 
 @pytest.mark.parametrize("page", PAGES)
