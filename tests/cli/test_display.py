@@ -105,6 +105,28 @@ def test_a_narrow_table_shows_whole_names_and_no_spread_of_one_seed(capsys: pyte
     assert f"† {names[1]},seed=7: a loss was not finite at update 1,200; stopped, kept as of update 1,000" in out
 
 
+@pytest.mark.parametrize(
+    ("name", "score", "shown"),
+    [
+        ("normalised", 0.0321, "0.0"),
+        ("raw return", 0.0321, "0.0321"),
+        ("raw return", -12.345, "-12.35"),
+        ("raw return", 12345.6, "12345.6"),
+    ],
+)
+def test_returns_of_any_size_keep_their_digits(
+    name: str, score: float, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = {"scores": [score], "mean": score, "std": None}
+    results = dict.fromkeys(("last", "late", "best"), result) | {"curve": {"updates": [10], "scores": [[score]]}}
+    job = {"algorithm": "bc", "plugins": [], "task": "gym:Own-v0", "score": name, "failed": [], "seeds": [0]}
+    print_summary(job | {"runs": [{"name": "", "failed": None}]} | results, Console(width=80))
+    out = capsys.readouterr().out
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if "│" in line]
+    assert rows == [[which, shown, "-", shown] for which in ("last", "late mean", "best in simulator")]
+    assert f"by updates: {shown} at 10" in out
+
+
 @pytest.mark.parametrize("seeds", [5, 8])
 def test_no_word_or_number_is_broken_in_80_columns(seeds: int, capsys: pytest.CaptureFixture[str]) -> None:
     scores = [100.0 + seed for seed in range(seeds)]

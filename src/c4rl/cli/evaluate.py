@@ -43,7 +43,7 @@ def evaluate(arguments: Arguments) -> int:
     from c4rl.core.files import write_json
     from c4rl.results.policies import score_file, score_folder
     from c4rl.training.run_directory import check_new_file
-    from c4rl.training.summary import MARK, show_std
+    from c4rl.training.summary import MARK, show_score
 
     if flags.json is not None:
         check_new_file("json", flags.json)
@@ -68,7 +68,8 @@ def evaluate(arguments: Arguments) -> int:
         label = str(row[first])
         if "ensemble" in row:  # the setting and all its seeds
             label = label.removesuffix(str(row["seed"])) + "+".join(map(str, row["ensemble"]))
-        table.add_row(label, f"{row['mean']:.1f}{mark}", show_std(row["std"]), f"{row['return']:.1f}")
+        score, std = (show_score(row[of], result["score"]) for of in ("mean", "std"))
+        table.add_row(label, score + mark, std, show_score(row["return"], "raw return"))
     Console(markup=False).print(table)  # names may have brackets
     if flags.json is not None:
         write_json(flags.json, result)

@@ -224,17 +224,20 @@ def print_summary(summary: dict[str, Any], console: Console | None = None) -> No
     import numpy as np
 
     from c4rl.training.evaluation import explain_held_out
-    from c4rl.training.summary import MARK, datasets_of, describe_failure, show_std
+    from c4rl.training.summary import MARK, datasets_of, describe_failure, show_score
 
     console = console or Console()
     groups = summary.get("groups", [summary | {"name": ""}])
     datasets = datasets_of(summary)
     legend = [f"{MARK} {run['name']}: {describe_failure(run['failed'])}" for run in summary["runs"] if run["failed"]]
 
-    def marked(group: dict[str, Any], values: Sequence[float], digits: str) -> list[str]:
+    def score(value: float | None) -> str:
+        return show_score(value, summary["score"])
+
+    def marked(group: dict[str, Any], values: Sequence[float], show: Callable[[float], str]) -> list[str]:
         """A number per seed, those of failed runs marked."""
         marks = [MARK if seed in group["failed"] else "" for seed in group["seeds"]]
-        return [f"{value:{digits}}{mark}" for value, mark in zip(values, marks, strict=True)]
+        return [show(value) + mark for value, mark in zip(values, marks, strict=True)]
 
     def say(text: str) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -243,7 +246,7 @@ def print_summary(summary: dict[str, Any], console: Console | None = None) -> No
         for group in groups:
             prefix = f"{group['name']}: " if group["name"] else ""
             for name, values in group["last"].items():
-                say(f"{prefix}{name.replace('_', ' ')} per seed: {' '.join(marked(group, values, '.4g'))}")
+                say(f"{prefix}{name.replace('_', ' ')} per seed: {' '.join(marked(group, values, '{:.4g}'.format))}")
             _say_selected(say, prefix, group)
         for name in groups[0]["last"]:
             say(f"{name.replace('_', ' ')}: {explain_held_out(name, datasets)}")
@@ -266,19 +269,19 @@ def print_summary(summary: dict[str, Any], console: Console | None = None) -> No
                     continue
                 result, mark = group[which], MARK if group["failed"] else ""
                 name = [group["name"] if which == "last" else ""] if named else []
-                own = dict(zip(group["seeds"], marked(group, result["scores"], ".1f"), strict=True))
-                ends = [f"{end(result['scores']):.1f}" for end in (np.min, np.max)]
+                own = dict(zip(group["seeds"], marked(group, result["scores"], score), strict=True))
+                ends = [score(end(result["scores"])) for end in (np.min, np.max)]
                 cells = [own.get(seed, "") for seed in summary["seeds"]] if few else ends
-                table.add_row(*name, checkpoint, f"{result['mean']:.1f}{mark}", show_std(result["std"]), *cells)
+                table.add_row(*name, checkpoint, score(result["mean"]) + mark, score(result["std"]), *cells)
         console.print(table)
         for group in groups:
             prefix = f"{group['name']}: " if group["name"] else ""
             if not few:
-                say(f"{prefix}last, per seed: {' '.join(marked(group, group['last']['scores'], '.1f'))}")
-            say(f"{prefix}{_curve_words(group)}")
+                say(f"{prefix}last, per seed: {' '.join(marked(group, group['last']['scores'], score))}")
+            say(f"{prefix}{_curve_words(group, score)}")
             _say_selected(say, prefix, group)
             if (ensemble := group.get("ensemble")) is not None:
-                scores = " ".join(f"{score:.1f}" for score in ensemble["scores"])
+                scores = " ".join(map(score, ensemble["scores"]))
                 which = f"{ensemble['checkpoint']} checkpoints, " if "checkpoint" in ensemble else ""
                 say(f"{prefix}{ensemble['members']} seeds acting together, {which}the mean of their actions: {scores}")
     for sentence in legend:
@@ -294,10 +297,10 @@ def _say_selected(say: Callable[[str], None], prefix: str, group: dict[str, Any]
         say(f"{prefix}selected per seed, the update with the least {criterion}: {', '.join(found)}")
 
 
-def _curve_words(group: dict[str, Any]) -> str:
+def _curve_words(group: dict[str, Any], score: Callable[[float], str]) -> str:
     """The mean of the seeds at some ten evaluations, the last one among them."""
     updates, curves = group["curve"]["updates"], group["curve"]["scores"]
     means = [sum(scores) / len(scores) for scores in zip(*curves, strict=True)]
     shown = list(zip(updates, means, strict=True))[::-1][:: -(-len(updates) // 10)][::-1]
-    words = ", ".join(f"{mean:.1f} at {update:,}" for update, mean in shown)
+    words = ", ".join(f"{score(mean)} at {update:,}" for update, mean in shown)
     return f"mean of the seeds, by updates: {words}"

@@ -22,7 +22,7 @@ from c4rl.results.maze_panel import draw_policies
 from c4rl.results.report import write_report
 from c4rl.training.loop import train
 from c4rl.training.run_directory import check_new_output
-from c4rl.training.summary import failed_runs, show_std
+from c4rl.training.summary import failed_runs, show_score
 
 # Narrower networks and fewer updates than --preset best has, for speed; its step size, which other mazes chose
 # (docs/recipe.md).
@@ -96,7 +96,6 @@ def _print(console: Console, task: Task, results: dict[str, dict[str, Any]], epi
         table.add_column(heading, justify="left" if heading == "method" else "right")
     for title, summary in results.items():
         last = summary["last"]
-        table.add_row(
-            title, f"{last['mean']:.1f}", show_std(last["std"]), *(f"{score:.1f}" for score in last["scores"])
-        )
+        shown = (show_score(value, task.score_name) for value in (last["mean"], last["std"], *last["scores"]))
+        table.add_row(title, *shown)
     console.print(table)

@@ -20,7 +20,7 @@ from c4rl.training.checkpoint import load_progress
 from c4rl.training.evaluation import MOST_TRAINING_ROWS
 from c4rl.training.run_directory import RunDirectory, is_result, job_summary, read_metrics
 from c4rl.training.selection import selected_records
-from c4rl.training.summary import CRITERIA, SELECTED_RULE, Record, best_records, datasets_of
+from c4rl.training.summary import CRITERIA, SELECTED_RULE, Record, best_records, datasets_of, show_score
 
 
 @dataclass(frozen=True)
@@ -239,19 +239,18 @@ def _scores(found: Provenance) -> str:
             last.append(scores[-1])
             late.append(late_mean(np.array(scores)))
             best.append(max(scores))
-    rows = []
+    kind, rows = found.summary.get("score", "score"), []
     for run in found.members:
         if (record := found.evaluation(run)) is not None and "score" in record:
             title = f"{file_name(run.key)}, update {record['update']:,}"
-            rows.append(f"| {title} | {record['score']:.1f} | - | its own |")
+            rows.append(f"| {title} | {show_score(record['score'], kind)} | - | its own |")
     if together := found.together():
-        rows.append(_score_row(f"ensembles of {len(found.members)}", together.get("scores", [])))
+        rows.append(_score_row(f"ensembles of {len(found.members)}", together.get("scores", []), kind))
     rows += [
-        _score_row("last evaluation of every seed", last),
-        _score_row("mean of the second half of every seed's evaluations", late),
-        _score_row("best evaluation of every seed (chosen with the simulator)", best),
+        _score_row("last evaluation of every seed", last, kind),
+        _score_row("mean of the second half of every seed's evaluations", late, kind),
+        _score_row("best evaluation of every seed (chosen with the simulator)", best, kind),
     ]
-    kind = found.summary.get("score", "score")
     environment = found.summary.get("environment") or "not known"
     text = [
         f"{kind}; {found.config.eval_episodes} episodes an evaluation; simulator: {environment}.",
@@ -266,10 +265,10 @@ def _scores(found: Provenance) -> str:
     return _section("Scores", "\n".join(text))
 
 
-def _score_row(title: str, scores: Sequence[float]) -> str:
-    interval = mean_interval(np.array(scores))
-    shown = f"{interval.low:.1f} to {interval.high:.1f}" if len(scores) > 1 else "-"
-    return f"| {title} | {np.mean(scores):.1f} | {shown} | {len(scores)} |"
+def _score_row(title: str, scores: Sequence[float], kind: str) -> str:
+    low, high = (show_score(end, kind) for end in mean_interval(np.array(scores)))
+    shown = f"{low} to {high}" if len(scores) > 1 else "-"
+    return f"| {title} | {show_score(float(np.mean(scores)), kind)} | {shown} | {len(scores)} |"
 
 
 def _held_out(found: Provenance) -> str:

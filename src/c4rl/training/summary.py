@@ -34,9 +34,11 @@ def failed_runs(summary: dict[str, Any]) -> str | None:
     return f"{len(failed)} of {len(summary['runs'])} runs failed: {', '.join(failed)}" if failed else None
 
 
-def show_std(std: float | None) -> str:
-    """One run has none."""
-    return "-" if std is None else f"{std:.1f}"
+def show_score(value: float | None, name: str) -> str:
+    """name: `Task.score_name`, or several; a raw return may be of any size. One run has no standard deviation."""
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if "raw return" in name and abs(value) < 100 else f"{value:.1f}"
 
 
 def is_better(record: Record, best: Record | None) -> bool:
