@@ -31,7 +31,7 @@ class TestAFinishedJob:
             (["export", "JOB", "--output", "JOB/config.json"], ["--output", "config.json", "exists already"]),
             (["export", "JOB", "--output", "JOB/no/where.npz"], ["--output", "where.npz", "is not a folder"]),
             (["export", "JOB", "--seed", "5"], ["job", "no run of seed 5", "expected one of [4]"]),
-            (["export", "JOB", "--checkpoint", "best"], ["policy_best.safetensors", "no such file"]),
+            (["export", "JOB", "--checkpoint", "best"], ["--checkpoint: found best, expected last"]),
         ],
         ids=lambda value: " ".join(value[:4]) if value[0] in ("train", "evaluate", "export") else "",
     )
