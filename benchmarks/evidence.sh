@@ -19,6 +19,12 @@ locomotion() { # C4's rows of main by preset, each with its control, a set or tw
 main@halfcheetah|control: paper, K 1, λ 0
 c4-plugin|TD3+BC + LN + C4 on gradients
 c4-layer-norm
+main@hopper|CQL + C4, authors-fixed
+main@hopper|control: authors-fixed, K 1, λ 0
+main@walker2d|CQL + C4, authors-fixed
+main@walker2d|control: authors-fixed, K 1, λ 0
+main@halfcheetah|CQL + C4, authors-fixed
+main@halfcheetah|control: authors-fixed, K 1, λ 0
 effective-k
 clusters|control: paper, K 1, λ 0|CQL + C4, paper, K 1
 lambda
@@ -31,12 +37,6 @@ rows|TD3+BC, 5k rows|CQL + C4, paper, 1k rows|CQL + C4, paper, 3k rows|CQL + C4,
 rows|control: paper, K 1, λ 0, 1k rows|control: paper, K 1, λ 0, 3k rows|control: paper, K 1, λ 0, 5k rows
 c4-screen|control: authors, K 1, λ 0|control: authors-fixed, K 1, λ 0
 cql-plugins
-main@hopper|CQL + C4, authors-fixed
-main@hopper|control: authors-fixed, K 1, λ 0
-main@walker2d|CQL + C4, authors-fixed
-main@walker2d|control: authors-fixed, K 1, λ 0
-main@halfcheetah|CQL + C4, authors-fixed
-main@halfcheetah|control: authors-fixed, K 1, λ 0
 c4-plugin|A2PR + C4
 c4-plugin|BPPO + C4
 ingredients
