@@ -4,13 +4,17 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 
+from c4rl.core.action_bounds import ActionBounds
 from c4rl.core.errors import InputError, WorkFailed
 from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.data import load_dataset, policy_recording
+from c4rl.data.loading import load_for_task
 from c4rl.data.policy_files import read_policies, trained_for, write_gaussian
 from c4rl.data.recording import record
 from c4rl.environments.making import make_environment
@@ -97,6 +101,35 @@ def test_time_limits_are_time_outs(tmp_path: Path) -> None:
     assert np.abs(data.actions).max() > 1.9
     np.testing.assert_array_equal(load_dataset(tmp_path / "a.npz").action_high, [2])
     assert data.metadata["name"] == "c4rl/Pendulum-random"
+
+
+class Unbounded(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (11,))
+    action_space = gymnasium.spaces.Box(np.array([-1, -np.inf, -3.4e38], np.float32), np.inf, (3,))
+
+    def reset(self, *, seed: int | None = None, options: dict[str, object] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self.np_random.normal(size=11), {}
+
+    def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self.np_random.normal(size=11), 1.0, False, False, {}
+
+
+gymnasium.register("Free-varnish", Unbounded, max_episode_steps=10)
+
+
+def test_actions_without_bounds_have_those_of_the_policies(tmp_path: Path) -> None:
+    half, two, nine = (np.full(3, value, np.float32) for value in (0.5, 2, 9))
+    files = [
+        gaussian(tmp_path / "high.npz", action_low=half, action_high=nine),
+        gaussian(tmp_path / "low.npz", action_low=-half, action_high=two),
+    ]
+    record("gym:Free-varnish", 40, 0, tmp_path / "a.npz", files, workers=0)
+    data = load_for_task(tmp_path / "a.npz", get_task("gym:Free-varnish"), ActionBounds())
+    assert data.action_low.tolist() == [-1, -0.5, -0.5] and data.action_high.tolist() == [9, 9, 9]
+    assert data.metadata["name"] == "c4rl/Free-varnish"
+    with pytest.raises(InputError, match="found random, expected a file: the actions of task 'gym:Free-varnish' have"):
+        record("gym:Free-varnish", 40, 0, tmp_path / "b.npz", ["random"], workers=0)
 
 
 def test_a_mixture_has_equal_shares_in_order(tmp_path: Path) -> None:
