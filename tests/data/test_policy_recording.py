@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from c4rl.core.action_bounds import ActionBounds
+from c4rl.core.behaviour_policy import BehaviourPolicy
 from c4rl.core.errors import InputError, WorkFailed
 from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.data import load_dataset, policy_recording
@@ -179,6 +180,17 @@ def test_an_exported_policy_acts_as_it_was_exported(tmp_path: Path) -> None:
     np.savez(tmp_path / "normed.npz", **normed.arrays())
     with pytest.raises(InputError, match=r"normed\.npz: found a policy with LayerNorm, expected one trained without"):
         read_policies(tmp_path / "normed.npz", HOPPER)
+
+
+def test_rounding_leads_no_action_beyond_its_bound() -> None:
+    """In float32, low + (high - low) is above high for these bounds."""
+    low, high = np.array([-3, -3], np.float32), np.array([-0.8, 1.3], np.float32)
+    assert (low + (high - low) > high).all()
+    zeros, ones = np.zeros(1, np.float32), np.ones(1, np.float32)
+    layer = np.zeros((1, low.size), np.float32), np.full(low.size, 100, np.float32)
+    exported = NumpyPolicy(layer[:1], layer[1:], zeros, ones, low, high)
+    behaviour = BehaviourPolicy((), layer, None, zeros, ones, action_low=low, action_high=high)
+    assert np.array_equal(exported.act(zeros), high) and np.array_equal(behaviour.act(zeros), high)
 
 
 @pytest.mark.parametrize(
