@@ -83,6 +83,17 @@ def test_a_terminal_ends_a_trajectory_whatever_the_ids_say(arrays: Make, save: S
     assert np.array_equal(data.trajectory_ids, [0, 0, 0, 0, 1, 1, 1]) and not data.next_action_valid[3]
 
 
+@pytest.mark.parametrize("without", [(), ("next_observations",)])
+def test_flags_alone_make_no_next_actions_across_trajectories(
+    arrays: Make, save: Save, without: tuple[str, ...]
+) -> None:
+    raw = arrays([4, 3], [False, True])
+    flags = np.arange(7) != 1
+    absent = dict.fromkeys((*without, "next_actions"))
+    data = load_dataset(save(raw, next_action_valid=flags, **absent))
+    assert data.next_action_valid.tolist() == [True, False, True, *([] if without else [False]), True, True, False]
+
+
 def test_double_precision_and_column_rewards_are_accepted(arrays: Make, save: Save) -> None:
     raw = arrays([5])
     doubles = {name: value.astype(np.float64) for name, value in raw.items()}

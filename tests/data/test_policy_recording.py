@@ -4,13 +4,18 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 
+from c4rl.core.action_bounds import ActionBounds
+from c4rl.core.behaviour_policy import BehaviourPolicy
 from c4rl.core.errors import InputError, WorkFailed
 from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.data import load_dataset, policy_recording
+from c4rl.data.loading import load_for_task
 from c4rl.data.policy_files import read_policies, trained_for, write_gaussian
 from c4rl.data.recording import record
 from c4rl.environments.making import make_environment
@@ -99,6 +104,35 @@ def test_time_limits_are_time_outs(tmp_path: Path) -> None:
     assert data.metadata["name"] == "c4rl/Pendulum-random"
 
 
+class Unbounded(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (11,))
+    action_space = gymnasium.spaces.Box(np.array([-1, -np.inf, -3.4e38], np.float32), np.inf, (3,))
+
+    def reset(self, *, seed: int | None = None, options: dict[str, object] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self.np_random.normal(size=11), {}
+
+    def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self.np_random.normal(size=11), 1.0, False, False, {}
+
+
+gymnasium.register("Free-varnish", Unbounded, max_episode_steps=10)
+
+
+def test_actions_without_bounds_have_those_of_the_policies(tmp_path: Path) -> None:
+    half, two, nine = (np.full(3, value, np.float32) for value in (0.5, 2, 9))
+    files = [
+        gaussian(tmp_path / "high.npz", action_low=half, action_high=nine),
+        gaussian(tmp_path / "low.npz", action_low=-half, action_high=two),
+    ]
+    record("gym:Free-varnish", 40, 0, tmp_path / "a.npz", files, workers=0)
+    data = load_for_task(tmp_path / "a.npz", get_task("gym:Free-varnish"), ActionBounds())
+    assert data.action_low.tolist() == [-1, -0.5, -0.5] and data.action_high.tolist() == [9, 9, 9]
+    assert data.metadata["name"] == "c4rl/Free-varnish"
+    with pytest.raises(InputError, match="found random, expected a file: the actions of task 'gym:Free-varnish' have"):
+        record("gym:Free-varnish", 40, 0, tmp_path / "b.npz", ["random"], workers=0)
+
+
 def test_a_mixture_has_equal_shares_in_order(tmp_path: Path) -> None:
     policies = [gaussian(tmp_path / "bad.npz"), gaussian(tmp_path / "good.npz", log_std=np.full(3, -20, np.float32))]
     told = record("hopper-medium-expert", 300, 0, tmp_path / "a.npz", policies, workers=0)
@@ -148,6 +182,17 @@ def test_an_exported_policy_acts_as_it_was_exported(tmp_path: Path) -> None:
         read_policies(tmp_path / "normed.npz", HOPPER)
 
 
+def test_rounding_leads_no_action_beyond_its_bound() -> None:
+    """In float32, low + (high - low) is above high for these bounds."""
+    low, high = np.array([-3, -3], np.float32), np.array([-0.8, 1.3], np.float32)
+    assert (low + (high - low) > high).all()
+    zeros, ones = np.zeros(1, np.float32), np.ones(1, np.float32)
+    layer = np.zeros((1, low.size), np.float32), np.full(low.size, 100, np.float32)
+    exported = NumpyPolicy(layer[:1], layer[1:], zeros, ones, low, high)
+    behaviour = BehaviourPolicy((), layer, None, zeros, ones, action_low=low, action_high=high)
+    assert np.array_equal(exported.act(zeros), high) and np.array_equal(behaviour.act(zeros), high)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -156,6 +201,15 @@ def test_an_exported_policy_acts_as_it_was_exported(tmp_path: Path) -> None:
         ({"w0": np.zeros((11, 9), np.float32)}, r"a layer of shape \(11, 9\) after 11 numbers"),
         ({"log_std": np.zeros(2, np.float32)}, r"'log_std' has shape \(2,\)"),
         ({"activation": "gelu"}, "'activation' is 'gelu'"),
+        ({"squash": "cut"}, "'squash' is 'cut'; expected tanh or none"),
+        ({"obs_mean": np.float32(0)}, "takes 1 observations and gives 3 actions"),
+        ({"obs_std": np.ones(5, np.float32)}, r"'obs_std' has shape \(5,\); expected \(11,\)"),
+        ({"action_low": np.zeros(2, np.float32)}, r"'action_low' has shape \(2,\); expected \(3,\)"),
+        ({"action_high": np.full(3, np.inf, np.float32)}, "not finite"),
+        ({"action_low": np.ones(3, np.float32)}, "'action_low' is not below 'action_high'"),
+        ({"log_std": np.full(3, np.nan, np.float32)}, "not finite"),
+        ({"obs_clip": np.float32(np.nan)}, "not finite"),
+        ({"b_mean": np.zeros((3, 1), np.float32)}, r"a layer of shape \(8, 3\) after 8 numbers"),
         ({"obs_mean": np.zeros(5, np.float32)}, "takes 5 observations and gives 3 actions; expected 11 and 3"),
         ({"b0": np.array([{}])}, "not readable as an npz file"),
     ],

@@ -40,4 +40,5 @@ class BehaviourPolicy:
                 log_std = np.clip(x @ log_std[0] + log_std[1], *self.log_std_bounds)
             drawn = drawn + np.exp(log_std) * rng.standard_normal(drawn.shape, np.float32)
         unit = np.tanh(drawn) if self.squash == "tanh" else np.clip(drawn, -1, 1)
-        return (self.action_low + (unit + 1) / 2 * (self.action_high - self.action_low)).astype(np.float32)
+        action = self.action_low + (unit + 1) / 2 * (self.action_high - self.action_low)
+        return np.minimum(action, self.action_high).astype(np.float32)  # rounding may lead one step beyond

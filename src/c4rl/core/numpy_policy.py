@@ -52,7 +52,8 @@ class NumpyPolicy:
         x /= 2
         x *= self.action_high - self.action_low
         x += self.action_low
-        return x
+        # rounding may lead one step beyond the upper bound, which strict environments refuse
+        return np.minimum(x, self.action_high, out=x)
 
     @classmethod
     def ensemble(cls, members: "Sequence[NumpyPolicy]") -> "NumpyPolicy":

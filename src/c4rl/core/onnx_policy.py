@@ -46,7 +46,8 @@ def onnx_bytes(policy: NumpyPolicy, facts: Mapping[str, str]) -> bytes:
         x = apply("ReduceMean", x, axes=[0], keepdims=0)
     x = apply("Div", apply("Add", x, one), constant("two", np.array(2)))
     x = apply("Mul", x, constant("action_span", policy.action_high - policy.action_low))
-    apply("Add", constant("action_low", policy.action_low), x, output="action")
+    x = apply("Add", constant("action_low", policy.action_low), x)
+    apply("Min", constant("action_high", policy.action_high), x, output="action")
 
     sizes = {"observation": policy.observation_mean.size, "action": policy.action_low.size}
     ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["batch", size]) for n, size in sizes.items()]

@@ -116,11 +116,14 @@ def assemble(log: Log, low: Array, high: Array, clip_actions: bool = False, sha2
     next_observations, next_actions, next_action_valid = log.next_observations, log.next_actions, log.next_action_valid
     ends = terminals | log.cuts
     ends[-1] = True
+    if next_actions is None or next_action_valid is None:
+        # whatever the file says, no row follows the last of a trajectory
+        next_action_valid = ~ends if next_action_valid is None else next_action_valid & ~ends
     trajectory_ids = number_trajectories(ends)
     if next_observations is None:
         rows = _rows_with_successor(log, ends)
         next_observations = _following(observations, rows, terminals)
-        next_action_valid = ~ends[rows] if next_action_valid is None else next_action_valid[rows]
+        next_action_valid = next_action_valid[rows]
         next_actions = _following(actions, rows, terminals) if next_actions is None else next_actions[rows]
         observations, actions = _compact(observations, rows), _compact(actions, rows)
         rewards, terminals = _compact(rewards, rows), terminals[rows]
@@ -129,8 +132,6 @@ def assemble(log: Log, low: Array, high: Array, clip_actions: bool = False, sha2
         trajectory_ids = number_trajectories(ends)
     elif next_actions is None:
         next_actions = np.concatenate([actions[1:], actions[:1]])
-    if next_action_valid is None:
-        next_action_valid = ~ends
     next_actions[~next_action_valid] = 0.0
     return Dataset(
         observations=observations,

@@ -13,7 +13,7 @@ from c4rl.core.errors import InputError
 from c4rl.core.files import sha256_of
 from c4rl.data.arrays import read_arrays
 from c4rl.data.assembly import Log, assemble
-from c4rl.data.checks import action_bounds, reason
+from c4rl.data.checks import LARGEST, action_bounds, reason
 from c4rl.data.d3rlpy import COUNT, read_d3rlpy
 from c4rl.data.d4rl import read_d4rl
 from c4rl.data.dataset import Dataset
@@ -99,16 +99,17 @@ def load_dataset(
 
 def load_for_task(path: str | Path, task: Task, given: ActionBounds) -> Dataset:
     """`load_dataset` for every command: where no bounds are given, those of a task's Gymnasium environment hold."""
-    low, high = _environment_bounds(task) if task.domain == "gym" else (None, None)
+    low, high = environment_bounds(task) if task.domain == "gym" else (None, None)
     low = low if given.action_low is None else given.action_low
     high = high if given.action_high is None else given.action_high
     return load_dataset(path, task=task, action_low=low, action_high=high, clip_actions=given.clip_actions)
 
 
-def _environment_bounds(task: Task) -> list[ArrayLike | None]:
+def environment_bounds(task: Task) -> list[ArrayLike | None]:
+    """The lower and upper bounds of its actions; None where it has none that can be used."""
     from c4rl.environments.making import make_environment  # reading data needs no simulator
 
     environment = make_environment(task)
     space: Any = environment.action_space  # a Box, or `get_task` would have refused it
     environment.close()
-    return [bound if np.isfinite(bound).all() else None for bound in (space.low, space.high)]
+    return [bound if (np.abs(bound) <= LARGEST).all() else None for bound in (space.low, space.high)]

@@ -13,7 +13,7 @@ from c4rl.core.array import Array
 from c4rl.core.behaviour_policy import LOG_STD_BOUNDS, BehaviourPolicy
 from c4rl.core.errors import InputError
 from c4rl.core.files import replacing
-from c4rl.core.numpy_policy import NumpyPolicy
+from c4rl.core.numpy_policy import SQUASHES, NumpyPolicy
 from c4rl.data.checks import Allowance, problem, reason
 from c4rl.environments.tasks import Task
 
@@ -136,7 +136,7 @@ def _one_gaussian(arrays: Mapping[str, Array]) -> BehaviourPolicy:
         observation_clip=float(arrays["obs_clip"]) if "obs_clip" in arrays else None,
         log_std_bounds=(float(arrays.get("log_std_min", low)), float(arrays.get("log_std_max", high))),
         activation=str(arrays["activation"]),
-        squash="tanh" if str(arrays["squash"]) == "tanh" else "clip",
+        squash="clip" if str(arrays["squash"]) == "none" else str(arrays["squash"]),
         action_low=arrays["action_low"],
         action_high=arrays["action_high"],
     )
@@ -144,26 +144,40 @@ def _one_gaussian(arrays: Mapping[str, Array]) -> BehaviourPolicy:
 
 def _check(path: Path, policy: BehaviourPolicy, task: Task) -> None:
     """Refuse what does not fit together or is not finite."""
-    width = policy.observation_mean.shape[-1]
-    heads = [policy.mean, *([policy.log_std] if isinstance(policy.log_std, tuple) else [])]
-    layers = [*policy.hidden, policy.mean]
-    if width != task.observation_dim or policy.mean[1].shape[-1] != task.action_dim:
-        found = f"takes {width} observations and gives {policy.mean[1].shape[-1]} actions"
+    observations, actions = np.size(policy.observation_mean), np.size(policy.mean[1])
+    if observations != task.observation_dim or actions != task.action_dim:
+        found = f"takes {observations} observations and gives {actions} actions"
         raise problem(path, "policy", found, f"{task.observation_dim} and {task.action_dim} for task {task.name}")
+    vectors: dict[str, tuple[Array | float, int]] = {
+        "obs_mean": (policy.observation_mean, observations),
+        "obs_std": (policy.observation_std, observations),
+        "action_low": (policy.action_low, actions),
+        "action_high": (policy.action_high, actions),
+    }
+    if isinstance(policy.log_std, np.ndarray):
+        vectors["log_std"] = policy.log_std, actions
+    for name, (vector, width) in vectors.items():
+        if np.shape(vector) not in ((), (width,)):
+            raise problem(path, name, f"has shape {np.shape(vector)}", f"({width},)")
+    heads = [policy.mean, *([policy.log_std] if isinstance(policy.log_std, tuple) else [])]
+    layers, width = [*policy.hidden, policy.mean], observations
     for weight, bias in layers:
-        if weight.shape != (width, *bias.shape):
+        if weight.shape != (width, *bias.shape) or bias.ndim != 1:
             raise problem(path, "policy", f"has a layer of shape {weight.shape} after {width} numbers", EXPECTED)
         width = len(bias)
     if any(weight.shape != policy.mean[0].shape or bias.shape != policy.mean[1].shape for weight, bias in heads):
         raise problem(path, "w_log_std", f"has shape {heads[-1][0].shape}", f"{policy.mean[0].shape} as 'w_mean'")
-    if isinstance(policy.log_std, np.ndarray) and policy.log_std.shape != policy.mean[1].shape:
-        raise problem(path, "log_std", f"has shape {policy.log_std.shape}", f"{policy.mean[1].shape}")
     if policy.activation not in ("relu", "tanh"):
         raise problem(path, "activation", f"is '{policy.activation}'", "relu or tanh")
+    if policy.squash not in SQUASHES:
+        raise problem(path, "squash", f"is '{policy.squash}'", "tanh or none")
     numbers = [
-        policy.observation_mean,
-        policy.observation_std,
+        *(vector for vector, _ in vectors.values()),
         *(array for layer in (*layers, *heads) for array in layer),
     ]
-    if not all(np.isfinite(array).all() for array in numbers) or not (policy.observation_std > 0).all():
+    finite = all(np.isfinite(array).all() for array in numbers)
+    finite &= not np.isnan([*policy.log_std_bounds, policy.observation_clip or 0.0]).any()  # infinity: no limit
+    if not finite or not (policy.observation_std > 0).all():
         raise problem(path, "policy", "holds numbers that are not finite, or a std that is not above 0", EXPECTED)
+    if not (np.asarray(policy.action_low) < policy.action_high).all():
+        raise problem(path, "action_low", "is not below 'action_high'", "a lower bound below the upper one")

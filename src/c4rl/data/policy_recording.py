@@ -24,6 +24,7 @@ from c4rl.core.files import replacing, sha256_of, write_json
 from c4rl.core.worker_process import Message, Parent, WorkerDied, WorkerProcess, described
 from c4rl.data.assembly import number_trajectories
 from c4rl.data.behaviour_agents import ARM, RANDOM
+from c4rl.data.checks import LARGEST
 from c4rl.data.policy_files import read_policies, trained_for
 from c4rl.environments.evaluation import MAX_WORKERS, available_cores
 from c4rl.environments.tasks import GOAL_ANT, Task
@@ -172,14 +173,16 @@ def join(folder: Path, behaviours: Sequence[Behaviour], size: int) -> tuple[dict
     """
     pieces: list[dict[str, Array]] = []
     summaries: list[dict[str, Any]] = []
-    total, bounds = 0, {}
+    total, bounds = 0, dict[str, Array]()
     targets = [-(-(k + 1) * size // len(behaviours)) for k in range(len(behaviours))]
     for k, behaviour in enumerate(behaviours):
         returns, before = [], min(total, size)
         for episode in _episodes(folder, k):
             if total >= targets[k]:
                 break
-            bounds = {name: episode.pop(name) for name in ("action_low", "action_high")}
+            for name, wider in (("action_low", np.minimum), ("action_high", np.maximum)):
+                bound = episode.pop(name)
+                bounds[name] = wider(bounds.get(name, bound), bound)  # policies may have bounds of their own
             returns.append(float(episode["rewards"].sum(dtype=np.float64)))
             if k + 1 < len(targets) and total + len(episode["rewards"]) >= targets[k + 1]:
                 kept = {name: episode[name][: targets[k] - total] for name in PER_ROW}
@@ -328,6 +331,11 @@ def record_block(
         "next_observations": np.stack(following),
         "lengths": np.array(lengths),
         "terminated": np.array(ends),
-        "action_low": np.asarray(space.low, np.float32),
-        "action_high": np.asarray(space.high, np.float32),
+        "action_low": _bound(space.low, getattr(policy, "action_low", -1.0)),
+        "action_high": _bound(space.high, getattr(policy, "action_high", 1.0)),
     }
+
+
+def _bound(stored: Array, acting: Array | float) -> Array:
+    """The environment's bounds; where it has none, those of who acts."""
+    return np.where(np.abs(stored) <= LARGEST, stored, acting).astype(np.float32)

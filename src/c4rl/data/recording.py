@@ -2,6 +2,7 @@
 Kitchen with a scripted arm, locomotion and AntMaze with the agents that ship with the package, every task with policies
 from files (docs/recording.md)."""
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ from c4rl.core.errors import InputError
 from c4rl.core.version import __version__
 from c4rl.data import maze_recording, policy_recording
 from c4rl.data.behaviour_agents import locomotion_sets, set_of, shipped_policies
-from c4rl.data.loading import load_dataset
+from c4rl.data.loading import environment_bounds, load_dataset
 from c4rl.data.writing import write_npz
 from c4rl.environments.tasks import Task, missing, simulator
 
@@ -62,12 +63,14 @@ def record(
     own, words = ([], "") if policies else shipped_policies(task, kind)
     behaviours = policy_recording.find_behaviours(policies or own, task)
     _check_number(task, behaviours)
+    random = [behaviour.file == policy_recording.RANDOM for behaviour in behaviours]
+    if any(random) and task.domain == "gym" and any(bound is None for bound in environment_bounds(task)):
+        raise InputError(f"policy: found random, expected a file: the actions of task '{task.name}' have no bounds")
     path.parent.mkdir(parents=True, exist_ok=True)
     with policy_recording.blocks(path, task, behaviours, facts, workers, progress) as folder:
         arrays, behaviour = policy_recording.join(folder, behaviours, size)
-        random = all(behaviour.file == policy_recording.RANDOM for behaviour in behaviours)
         chosen = {"chosen": words} if words else {}
-        metadata = {"name": _name(task, random), "behaviour": behaviour} | chosen | facts
+        metadata = {"name": _name(task, all(random)), "behaviour": behaviour} | chosen | facts
         write_npz(path, arrays, metadata)
     return metadata
 
@@ -98,7 +101,7 @@ def record_all_locomotion(
 
 def _name(task: Task, random: bool = False) -> str:
     """c4rl/...: the rows are not D4RL's."""
-    stem = task.name.replace("gym:", "").rpartition("-v")[0]
+    stem = re.sub(r"-v\d+$", "", task.name.removeprefix("gym:"))  # a gymnasium id may have no version
     if random:
         stem = f"{stem.partition('-')[0] if task.domain in ('locomotion', 'adroit') else stem}-random"
     return f"c4rl/{stem}"
