@@ -1,20 +1,10 @@
 """Data and settings for jobs that are disturbed."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.cli.support import run, save_npz
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    """--threads holds for the whole process: give the others their threads back."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -3,11 +3,16 @@
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import c4rl
 from c4rl.data.recording import record
+from c4rl.training.loop import Trainer
+from tests.cli.support import save_npz
 from tests.helpers import small_config
 
 
@@ -27,3 +32,78 @@ def test_bad_input_raises_the_one_exception_that_means_it(tmp_path: Path) -> Non
     with pytest.raises(c4rl.InputError, match=r"absent\.npz"):
         c4rl.train(config)
     assert not (tmp_path / "job").exists()
+
+
+def test_options_may_be_numpys_numbers_and_paths_text(tmp_path: Path) -> None:
+    data, folder = str(save_npz(tmp_path / "logs.npz")), str(tmp_path / "job")
+    seeds: Any = np.arange(2)
+    bounds: Any = np.full(2, 2, np.float32)
+    c4rl.train(
+        small_config(
+            "bc",
+            dataset=(data,),
+            output=folder,
+            task="none",
+            updates=np.int64(2),
+            seeds=seeds,
+            hold_out=np.float32(0.25),
+            normalize_observations=np.bool_(False),
+            action_low=-bounds,
+            action_high=bounds,
+        )
+    )
+    assert c4rl.resume(folder, updates=np.int64(4))["updates"] == 4
+    assert np.all(c4rl.load_policy(folder, seed=1).action_low == -2)  # read back from its config.json
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "found"),
+    [
+        ("seeds", 0, "0"),
+        ("seeds", (0.0,), "0.0"),
+        ("seeds", (True,), "True"),
+        ("seeds", None, "None"),
+        ("updates", 2.5, "2.5"),
+        ("updates", None, "None"),
+        ("hold_out", None, "None"),
+        ("dataset", None, "None"),
+        ("normalize_observations", 1, "1"),
+    ],
+)
+def test_values_of_another_type_are_refused(name: str, value: Any, found: str) -> None:
+    flag = name.replace("_", "-")
+    with pytest.raises(c4rl.InputError, match=f"^--{flag}: found {found}, expected"):
+        small_config("bc", **{"dataset": Path("logs.npz"), name: value})
+
+
+def test_what_cannot_change_is_refused(tmp_path: Path) -> None:
+    values = {"dataset": save_npz(tmp_path / "logs.npz"), "output": tmp_path / "job", "task": "none", "updates": 2}
+    c4rl.train(small_config("bc", **values))
+    with pytest.raises(c4rl.InputError, match=r"^seeds: cannot change, expected changes of dataset, updates"):
+        c4rl.resume(tmp_path / "job", seeds=(1,))
+
+
+def test_threads_are_given_back(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    values = {"dataset": save_npz(tmp_path / "logs.npz"), "output": tmp_path / "job", "task": "none", "updates": 2}
+    c4rl.train(small_config("bc", **values, threads=before + 1))
+    assert torch.get_num_threads() == before
+
+
+def test_ctrl_c_before_the_first_update_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self: Trainer) -> None:
+        raise KeyboardInterrupt
+
+    values = {"dataset": save_npz(tmp_path / "logs.npz"), "output": tmp_path / "job", "task": "none", "updates": 2}
+    monkeypatch.setattr(Trainer, "_start_clock", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        c4rl.train(small_config("bc", **values))
+    assert not (tmp_path / "job").exists()
+
+
+def test_a_run_is_chosen_in_one_way(tmp_path: Path) -> None:
+    values = {"dataset": save_npz(tmp_path / "logs.npz"), "output": tmp_path / "job", "task": "none", "updates": 2}
+    c4rl.train(small_config("bc", **values, seeds=(0, 1)))
+    for other in ({"ensemble": True}, {"run": "seed_1"}):
+        with pytest.raises(c4rl.InputError, match=r"^--seed: found 0 with --"):
+            c4rl.load_policy(tmp_path / "job", seed=0, **other)  # type: ignore[arg-type]

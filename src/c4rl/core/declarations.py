@@ -89,7 +89,9 @@ class Options:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            check_value(field, getattr(self, field.name))
+            value = _plain_value(field.type, getattr(self, field.name))
+            object.__setattr__(self, field.name, value)
+            check_value(field, value)
         # with tensors of one value per run, those values were checked one by one
         if not any(hasattr(value, "requires_grad") for value in vars(self).values()):
             self.check()
@@ -98,17 +100,27 @@ class Options:
         """Refuse combinations that make no sense, by an InputError."""
 
 
+def _plain_value(kind: Any, value: Any) -> Any:
+    """As configs are stored: Python's numbers for NumPy's, tuples for lists, ranges and arrays, paths for text."""
+    if hasattr(value, "tolist") and not hasattr(value, "requires_grad"):  # tensors have one number per run
+        value = value.tolist()
+    if is_tuple(kind) and isinstance(value, list | range | tuple):
+        (item, *_), *_ = (get_args(one) for one in (kind, *get_args(kind)) if get_origin(one) is tuple)
+        return tuple(_plain_value(item, one) for one in value)
+    return Path(value) if kind is Path and isinstance(value, str) else value
+
+
 def check_value(field: "dataclasses.Field[Any]", value: Any) -> None:
-    """Refuse numbers out of bounds and words that are not choices, alone or in a tuple."""
+    """Refuse values of another type, numbers out of bounds and words that are not choices, alone or in a tuple."""
     declared, every = declaration(field), value if isinstance(value, tuple) else (value,)
-    fits = not any(isinstance(one, str) for one in every) or _fits(field.type, value)
+    fits = not expected(field) or _fits(field.type, value)
     for one in every:
         if isinstance(one, str):
             holds = (not declared.choices or one in declared.choices) and fits
         else:
-            holds = not isinstance(one, int | float) or isinstance(one, bool) or declared.holds(one)
+            holds = fits and (not isinstance(one, int | float) or isinstance(one, bool) or declared.holds(one))
         if not holds:
-            found = f"'{one}'" if isinstance(one, str) else f"{one:g}" if isinstance(one, float) else one
+            found = f"'{one}'" if isinstance(one, str) else f"{one:g}" if isinstance(one, float) and fits else one
             raise InputError(f"--{flag_of(field.name)}: found {found}, expected {expected(field)}")
     if isinstance(value, tuple) and not value and declared.bounds:
         raise InputError(f"--{flag_of(field.name)}: found none, expected {expected(field)}")
@@ -167,7 +179,9 @@ def as_json(kind: Any, value: Any) -> Any:
 
 
 def _as_it_is(kind: Any, value: Any) -> Any:
-    if isinstance(value, kind):
+    if isinstance(value, bool) and kind in (int, float):  # a whole number only to Python
+        raise ValueError(value)
+    if kind is Any or isinstance(value, (int, float) if kind is float else kind):
         return value
     raise ValueError(value)
 

@@ -44,7 +44,7 @@ def load_policy(
             raise InputError(f"{folder}: found a file, whose policy was chosen when it was exported, expected a folder")
         return read_exported(Path(folder))
     if ensemble:
-        return _load_ensemble(Path(folder), checkpoint, run)[1]
+        return _load_ensemble(Path(folder), checkpoint, seed, run)[1]
     return _load_one(Path(folder), checkpoint, seed, run)[1]
 
 
@@ -81,6 +81,8 @@ def open_job(folder: Path, checkpoint: str | None, allow_import: bool = False) -
 
 
 def _load_one(folder: Path, checkpoint: str | None, seed: int | None, name: str | None) -> tuple[Run, NumpyPolicy, Job]:
+    if name is not None and seed is not None:
+        raise InputError(f"--seed: found {seed} with --run {name}, expected one of them")
     job = open_job(folder, checkpoint, allow_import=True)  # nothing is simulated
     if name is None and seed is None:
         if not job.sound:
@@ -95,8 +97,12 @@ def _load_one(folder: Path, checkpoint: str | None, seed: int | None, name: str 
     return found, job.policies[found.key], job
 
 
-def _load_ensemble(folder: Path, checkpoint: str | None, name: str | None) -> tuple[list[Run], NumpyPolicy, Job]:
+def _load_ensemble(
+    folder: Path, checkpoint: str | None, seed: int | None, name: str | None
+) -> tuple[list[Run], NumpyPolicy, Job]:
     """The runs of one setting that did not fail, and the policy of all."""
+    if seed is not None:
+        raise InputError(f"--seed: found {seed} with --ensemble, expected one of them")
     job = open_job(folder, checkpoint, allow_import=True)
     settings = by_group(job.sound)
     if name is not None:
@@ -236,9 +242,7 @@ def export_policy(
     if distil_updates and not ensemble:
         raise InputError(f"--distil: found {distil_updates} without --ensemble, expected both")
     if ensemble:
-        if seed is not None:
-            raise InputError(f"--seed: found {seed} with --ensemble, expected one of them")
-        members, policy, job = _load_ensemble(folder, checkpoint, name)
+        members, policy, job = _load_ensemble(folder, checkpoint, seed, name)
         label = f"ensemble_of_{len(members)}" + (f"_{members[0].group}" if members[0].group else "")
         others = [run for run in job.runs if run.group == members[0].group and run not in members]
     else:

@@ -27,7 +27,15 @@ from c4rl.training.display import Display, title_of
 from c4rl.training.gradient_cosines import gradient_cosines
 from c4rl.training.launch import Launch, launches_of
 from c4rl.training.parts import is_in_parts
-from c4rl.training.preparation import ALL_THREADS, Preparation, choose_device, free_threads, in_any_folder, prepare_all
+from c4rl.training.preparation import (
+    ALL_THREADS,
+    Preparation,
+    choose_device,
+    free_threads,
+    in_any_folder,
+    prepare_all,
+    threads_given_back,
+)
 from c4rl.training.run_directory import RunDirectory, check_new_output, job_config
 from c4rl.training.same_job import check_same_job
 from c4rl.training.scorekeeper import Scorekeeper
@@ -41,6 +49,7 @@ class Interrupted(Exception):
     """The job was asked to stop; everything is saved."""
 
 
+@threads_given_back()
 def train(config: TrainConfig, console: Console | None = None) -> dict[str, Any]:
     """Run a new job to its end and return its summary."""
     check_new_output(config.output)
@@ -50,7 +59,7 @@ def train(config: TrainConfig, console: Console | None = None) -> dict[str, Any]
     directory.create(config)
     try:
         trainer = Trainer(config, preparations, directory, device, console or Console())
-    except Exception:  # nothing was trained: nothing to resume
+    except BaseException:  # nothing was trained: nothing to resume
         directory.close()
         shutil.rmtree(directory.path)
         raise
@@ -58,8 +67,12 @@ def train(config: TrainConfig, console: Console | None = None) -> dict[str, Any]
     return trainer.run()
 
 
-def resume(path: Path, console: Console | None = None, *, allow_import: bool = False, **changes: Any) -> dict[str, Any]:
+@threads_given_back()
+def resume(
+    path: str | Path, console: Console | None = None, *, allow_import: bool = False, **changes: Any
+) -> dict[str, Any]:
     """Continue an interrupted job from its last checkpoint. changes: of `RESUMABLE` options."""
+    path = Path(path)
     config = job_config(path, allow_import)
     if is_in_parts(path):
         raise InputError(f"{path}: found a job begun with --engine ray, expected --engine ray with --resume")
@@ -83,7 +96,8 @@ def resume(path: Path, console: Console | None = None, *, allow_import: bool = F
 
 def changed(began: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
     """A job's config with changes that leave its runs the same."""
-    assert changes.keys() <= set(RESUMABLE)
+    if others := changes.keys() - set(RESUMABLE):
+        raise InputError(f"{' '.join(sorted(others))}: cannot change, expected changes of {', '.join(RESUMABLE)} only")
     config = replace(began, **changes)
     if "dataset" in changes:
         config = in_any_folder(config)

@@ -2,6 +2,8 @@
 
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -109,6 +111,16 @@ def free_threads() -> int:
     so that one alone is often ten times faster. Asked once, since later the load is our own."""
     busy = os.getloadavg()[0] / (os.cpu_count() or 1)
     return max(1, math.ceil(ALL_THREADS * (1 - busy)))
+
+
+@contextmanager
+def threads_given_back() -> Iterator[None]:
+    """PyTorch's number of threads belongs to the whole process, which may go on with other work."""
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def choose_device(name: str) -> torch.device:
