@@ -284,6 +284,26 @@ def test_a_convex_critic_undoes_strong_concavity() -> None:
     assert curvature > 0
 
 
+def test_a_chi_square_with_a_hump_breaks_the_printed_step_cap() -> None:
+    """Counterexample: three actions with masses x, (1 - x + theta)/2 and (1 - x - theta)/2, E_pi[Q] = g theta.
+
+    x rises to 1e-3 at theta = 1/2 and falls again. Nearly the whole KL is that of theta, and is strongly convex; chi^2
+    is 1000 at 1/2, because nu gives that action 1e-9, and the maximiser lies behind the hump.
+    """
+    theta = torch.linspace(-0.9, 0.9, 1801, dtype=torch.float64, requires_grad=True)
+    x = 1e-9 + 1e-3 * (math.pi * theta).sin().square()
+    pi = torch.stack([x, (1 - x + theta) / 2, (1 - x - theta) / 2], -1)
+    nu = pi[len(pi) // 2].detach()  # theta = 0
+    (slope,) = torch.autograd.grad(kl(pi, nu).sum(), theta, create_graph=True)
+    (curvature,) = torch.autograd.grad(slope.sum(), theta)
+    m, g, alpha, beta, gamma = curvature.min().item(), 1.3, 1e-3, 1.0, 0.5
+    assert m > 0.9
+    for weight, obeys in ((0.0, True), (alpha, False)):
+        step = theta[(g * theta - penalty(pi, nu, weight, beta) / (1 - gamma)).argmax()].item()
+        assert (step <= step_cap(g, m, beta, gamma, strongly_convex=True)) == obeys
+        assert step <= step_cap(g, m, beta, gamma, strongly_convex=False)
+
+
 # --- poor coverage ---------------------------------------------------------------------------------------------------
 
 
