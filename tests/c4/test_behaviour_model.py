@@ -48,18 +48,21 @@ def test_recovers_each_clusters_policy_and_noise() -> None:
 
 
 def test_equals_weighted_ridge_regression() -> None:
+    """Rows of unequal weight; dimensions of other sizes and other means, whose variances are the ridge's units."""
     states, actions, _, _, _ = buffer(runs=1)
+    states = states * torch.tensor([0.2, 0.5, 1.0, 2.0, 5.0]) + 10
     generator = torch.Generator().manual_seed(1)
     r = torch.rand(1, ROWS, 2, generator=generator, dtype=torch.float64)
-    r = r / r.sum(-1, keepdim=True)
-    scale = states[0].std(0, correction=0)
-    states = (states - states.mean(1)) / scale  # unit variance: our relative ridge is then scikit-learn's
+    row_weights = (states[0, :, 0] > 10).double() + 0.1
+    r = r / r.sum(-1, keepdim=True) * row_weights.unsqueeze(1)
     model = BehaviourModel(1, 2, STATE, ACTION, ridge=0.1, dtype=torch.float64)
     model.fit(states, actions, r)
+    scale = torch.cov(states[0].T, correction=0, aweights=row_weights).diagonal().sqrt()
     for z in range(2):
         weights = (r[0, :, z] / r[0, :, z].sum()).numpy()
-        oracle = Ridge(alpha=0.1).fit(states[0].numpy(), actions[0].numpy(), sample_weight=weights)
-        torch.testing.assert_close(model.weight[0, z], torch.from_numpy(oracle.coef_.T).clone(), rtol=1e-5, atol=1e-6)
+        oracle = Ridge(alpha=0.1).fit((states[0] / scale).numpy(), actions[0].numpy(), sample_weight=weights)
+        coefficients = torch.from_numpy(oracle.coef_.T) / scale.unsqueeze(1)
+        torch.testing.assert_close(model.weight[0, z], coefficients, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(model.bias[0, z], torch.from_numpy(oracle.intercept_).clone(), rtol=1e-5, atol=1e-6)
 
 

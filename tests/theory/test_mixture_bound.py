@@ -35,6 +35,25 @@ def distributions(seed: int, actions: int, clusters: int, sparse: bool) -> tuple
 cases = (seeds, st.integers(2, 8), st.integers(1, 5), st.booleans())
 
 
+def test_divergences_are_those_of_the_appendix() -> None:
+    """The bound alone does not notice a factor or a constant."""
+    p, q = torch.tensor([[0.5, 0.5], [0.25, 0.75]], dtype=torch.float64)
+    to_middle = 0.5 * math.log(4 / 3) + 0.5 * math.log(4 / 5), 0.25 * math.log(2 / 3) + 0.75 * math.log(6 / 5)
+    by_hand = {
+        "kl": 0.5 * math.log(2) + 0.5 * math.log(2 / 3),
+        "kl_data": 0.25 * math.log(1 / 2) + 0.75 * math.log(3 / 2),
+        "chi_square": 1 / 3,
+        "jsd": 0.5 * sum(to_middle),
+        "w1": 0.25,
+        "mse": 1 / 16,
+        "mmd": math.sqrt(2 - 2 / math.e) / 4,
+        "mmd_squared": (2 - 2 / math.e) / 16,
+    }
+    assert {name: divergence(p, q).item() for name, divergence in DIVERGENCES.items()} == pytest.approx(by_hand)
+    assert renyi(p, q, 2.0).item() == pytest.approx(math.log(4 / 3))
+    assert renyi(p, q, 0.5).item() == pytest.approx(-2 * math.log(math.sqrt(1 / 8) + math.sqrt(3 / 8)))
+
+
 @pytest.mark.parametrize("name", sorted(DIVERGENCES))
 @property_test
 @given(*cases)

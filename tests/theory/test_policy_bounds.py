@@ -65,6 +65,17 @@ def test_frozen_bound_is_below_the_cql_target(seed: int, gamma: float, alpha: fl
     assert (target >= frozen_lower_bound(Q, pi, nu, gamma, alpha, beta) - 1e-9 * (1 + target.abs())).all()
 
 
+def test_frozen_bound_is_the_cql_target_where_there_is_one_state() -> None:
+    """pi (1/2, 1/2), nu (1/4, 3/4): chi^2 is 1/3 and KL 1/2 log 4/3; 1/(1-gamma) is 10 and the mean reward 2."""
+    transitions = torch.ones(1, 2, 1, dtype=torch.float64)
+    rewards, pi, nu = torch.tensor([[[1.0, 3.0]], [[0.5, 0.5]], [[0.25, 0.75]]], dtype=torch.float64)
+    Q = action_values(transitions, rewards, pi, 0.9)
+    by_hand = 10 * (2 - 0.6 / 3 - 0.7 / 2 * math.log(4 / 3))
+    assert cql_target(transitions, rewards, pi, nu, 0.9, 0.6, 0.7).item() == pytest.approx(by_hand)
+    assert frozen_lower_bound(Q, pi, nu, 0.9, 0.6, 0.7).item() == pytest.approx(by_hand)
+    assert surrogate(Q, pi, nu, 0.9, 0.6, 0.7).item() == pytest.approx(by_hand)
+
+
 def test_frozen_bound_fails_for_an_overestimating_critic() -> None:
     transitions, rewards, pi, _ = random_mdp(0)
     Q = action_values(transitions, rewards, pi, 0.9) + 1.0
@@ -222,6 +233,17 @@ def test_step_and_chi_square_stay_below_the_corrected_caps(R: float, alpha: floa
     assert kappa * kappa * R <= math.log1p(cap) * (1 + 1e-7) + 1e-12
 
 
+def test_corrected_caps_are_attained() -> None:
+    """The first two where Q is flat, chi^2's second where beta is small, the step's where there is KL alone."""
+    step = stabilised_step(1e-9, 0.3, 0.7, 0.5)
+    assert step == pytest.approx(kappa_cap(0.3, 0.7, 0.5))
+    assert step**2 * 1e-9 == pytest.approx(chi_square_cap(1e-9, 0.3, 0.7, 0.5))
+    steep = stabilised_step(100.0, 0.3, 1e-9, 0.5) ** 2 * 100
+    assert math.expm1(steep) == pytest.approx(chi_square_cap(100.0, 0.3, 1e-9, 0.5))
+    # unit variance: m = 1, and the step's length is kappa times the gradient's
+    assert 3 * stabilised_step(9.0, 0.0, 0.7, 0.5) == pytest.approx(step_cap(3.0, 1.0, 0.7, 0.5, strongly_convex=True))
+
+
 @property_test
 @given(positive, st.floats(1e-2, 3), st.floats(1e-2, 30), st.floats(0.0, 0.9))
 def test_printed_chi_square_cap_holds_exactly_under_its_missing_condition(
@@ -282,6 +304,26 @@ def test_a_convex_critic_undoes_strong_concavity() -> None:
     (slope,) = torch.autograd.grad(surrogate_value, mean, create_graph=True)
     (curvature,) = torch.autograd.grad(slope, mean)
     assert curvature > 0
+
+
+def test_a_chi_square_with_a_hump_breaks_the_printed_step_cap() -> None:
+    """Counterexample: three actions with masses x, (1 - x + theta)/2 and (1 - x - theta)/2, E_pi[Q] = g theta.
+
+    x rises to 1e-3 at theta = 1/2 and falls again. Nearly the whole KL is that of theta, and is strongly convex; chi^2
+    is 1000 at 1/2, because nu gives that action 1e-9, and the maximiser lies behind the hump.
+    """
+    theta = torch.linspace(-0.9, 0.9, 1801, dtype=torch.float64, requires_grad=True)
+    x = 1e-9 + 1e-3 * (math.pi * theta).sin().square()
+    pi = torch.stack([x, (1 - x + theta) / 2, (1 - x - theta) / 2], -1)
+    nu = pi[len(pi) // 2].detach()  # theta = 0
+    (slope,) = torch.autograd.grad(kl(pi, nu).sum(), theta, create_graph=True)
+    (curvature,) = torch.autograd.grad(slope.sum(), theta)
+    m, g, alpha, beta, gamma = curvature.min().item(), 1.3, 1e-3, 1.0, 0.5
+    assert m > 0.9
+    for weight, obeys in ((0.0, True), (alpha, False)):
+        step = theta[(g * theta - penalty(pi, nu, weight, beta) / (1 - gamma)).argmax()].item()
+        assert (step <= step_cap(g, m, beta, gamma, strongly_convex=True)) == obeys
+        assert step <= step_cap(g, m, beta, gamma, strongly_convex=False)
 
 
 # --- poor coverage ---------------------------------------------------------------------------------------------------

@@ -113,6 +113,17 @@ def test_taylor_error_stays_below_its_bound(seed: int, k: float, k_next: float) 
     assert (exact - linear).abs() <= deviation_error_bound(L, GAMMA, k, k_next)
 
 
+def test_taylor_error_can_be_as_large_as_its_bound() -> None:
+    """Q(x) = L/2 x|x| has an L-Lipschitz gradient that is 0 at x = x' = 0; w' = -w."""
+    L, k, k_next, w = 3.0, 0.2, 0.3, torch.tensor([-1.0, 1.0], dtype=torch.float64)
+
+    def Q(x: Tensor) -> Tensor:
+        return L / 2 * x * x.abs()
+
+    exact = (GAMMA * Q(-k_next * w) - Q(k * w)).std(correction=0)
+    assert exact.item() == pytest.approx(deviation_error_bound(L, GAMMA, k, k_next))
+
+
 def taylor_errors(activation: type[torch.nn.Module], magnitudes: tuple[float, ...]) -> list[float]:
     """How far k^2 Var<w, g> is from Var Q(x + kw) over isotropic directions, relative, mean over 32 points and three
     untrained 4x64 networks of 6 inputs."""

@@ -75,6 +75,14 @@ def test_single_cluster_bound_holds_link_by_link(seed: int) -> None:
         assert all(left <= right * (1 + 1e-9) for left, right in pairwise(chain))
 
 
+def test_single_cluster_bound_is_tight() -> None:
+    """All links agree where g' = 2g lies on one line."""
+    g = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64).unsqueeze(1) * unit(0, 3)
+    total = total_covariance(2 * g, g, torch.ones(3, 1, dtype=torch.float64))
+    chain = within_bound_chain(total.C_z[0], total.Sigma_next_z[0], total.Sigma_z[0], unit(0, 3), unit(0, 3))
+    torch.testing.assert_close(torch.stack(chain), 2 * g.var(0, correction=0).sum().expand(4))
+
+
 @property_test
 @given(seeds)
 def test_clustering_lowers_the_trace_bound_on_average(seed: int) -> None:

@@ -9,8 +9,9 @@ Holds with a correction or only under more than is printed (counterexamples in t
   opposite to that of the mixture objective, and whose maximiser can lie far from every cluster.
 - Isotropic penalty: uniqueness needs psi' non-decreasing (not only psi increasing), c > 0 and g != 0. The Lambert
   formula is right; the line before it should read y e^(2y) = R/(4 lambda^2).
-- KL stabilisation: strong concavity and the step cap |g|/(m beta rho) need KL m-strongly convex and E_pi[Q] concave in
-  theta. From the quadratic lower bound alone, with E_pi[Q] linear, follows twice that cap (`step_cap`).
+- KL stabilisation: strong concavity and the step cap |g|/(m beta rho) need KL m-strongly convex, E_pi[Q] concave in
+  theta and, where alpha > 0, chi^2 convex in theta. From the quadratic lower bound, with E_pi[Q] concave, follows twice
+  that cap (`step_cap`), whatever chi^2 is.
 - chi^2 <= beta/(2 alpha) - 1 is false in general: for beta < 2 alpha it is negative, and no bound free of
   R = g^T Sigma g exists. It holds exactly when R <= 4 beta^2 rho^2 log(beta/(2 alpha)). `chi_square_cap` is a true one.
 """
@@ -143,8 +144,9 @@ def printed_chi_square_cap_holds(R: float, alpha: float, beta: float, gamma: flo
 
 
 def step_cap(gradient_norm: float, m: float, beta: float, gamma: float, strongly_convex: bool) -> float:
-    """|theta* - theta_beta| for E_pi[Q] linear in theta: |g|/(m beta rho) if KL is m-strongly convex, twice that if
-    only KL >= m/2 |theta - theta_beta|^2 is known (compare the objective at theta* with that at theta_beta)."""
+    """A cap on |theta* - theta_beta| for E_pi[Q] concave in theta: |g|/(m beta rho) if KL is m-strongly convex, and
+    chi^2 convex or without weight; twice that if only KL >= m/2 |theta - theta_beta|^2 is known (compare the objective
+    at theta* with that at theta_beta)."""
     return (1 if strongly_convex else 2) * gradient_norm * (1 - gamma) / (m * beta)
 
 
