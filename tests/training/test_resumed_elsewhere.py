@@ -141,6 +141,36 @@ def test_beyond_the_planned_end(straight: Path, plain_data: Path, tmp_path: Path
     assert losses[0] == losses[1]
 
 
+@pytest.mark.parametrize("eval_every", [8, 100])
+def test_an_end_before_the_planned_one(eval_every: int, straight: Path, plain_data: Path, tmp_path: Path) -> None:
+    """The last score is that of the last weights, even where no evaluation was due there, or none so far."""
+    folder = tmp_path / "job"
+    begin(folder, "--dataset", plain_data, "--eval-every", eval_every, "--updates", "30", at=15)
+    assert run("train", "--resume", folder, "--updates", "10") == 0
+    begin(tmp_path / "planned", "--dataset", plain_data, "--updates", "10")
+    assert summary(folder)["last"] == summary(tmp_path / "planned")["last"]
+    assert_same_tensors(folder, tmp_path / "planned", "policy_last")
+    before = listing(folder)
+    assert run("train", "--resume", folder) == 0
+    assert listing(folder).keys() == before.keys()
+
+
+def test_a_kept_checkpoint_that_was_about_to_be_copied(
+    plain_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, keep = tmp_path / "job", loop.Trainer._keep_checkpoint
+
+    def cut(self: loop.Trainer, step: int) -> None:
+        raise PowerCut
+
+    monkeypatch.setattr(loop.Trainer, "_keep_checkpoint", cut)
+    with pytest.raises(PowerCut):
+        begin(folder, "--dataset", plain_data, "--keep-checkpoints", "2")
+    monkeypatch.setattr(loop.Trainer, "_keep_checkpoint", keep)
+    assert run("train", "--resume", folder) == 0
+    assert RunDirectory(folder).kept_checkpoints() == [15, 30]
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 @pytest.mark.parametrize("log", ["metrics.jsonl", "tensorboard"])
 def test_when_the_disk_was_full(

@@ -95,6 +95,11 @@ class Scorekeeper:
         with self.progress.evaluating():
             return self.simulator.ensembles(sound, policies)
 
+    def has(self, step: int) -> bool:
+        """Whether the policies of this update were evaluated, or are being."""
+        pending = (evaluation.update for evaluation in self.pending.now())
+        return step in pending or any(record["update"] == step for record in self.records)
+
     def save_last(self, launches: list[Launch]) -> None:
         """The policies as they are. launches: of all runs."""
         self._save_last(self._policies(launches), self.progress.update)
@@ -110,7 +115,8 @@ class Scorekeeper:
         known = {key_of(record) for record in self.records}
         shapes = {frozenset(name for name in record if name.endswith("_rmse")) for record in self.records}
         lost = progress.evaluations not in (-1, len(self.records))
-        if lost or (ended and known != runs) or len(shapes) > 1:
+        none_yet = progress.evaluations == 0  # --updates may end a job before its first
+        if lost or (ended and known != runs and not none_yet) or len(shapes) > 1:
             raise InputError(f"{folder / 'metrics.jsonl'}: lacks evaluations, expected those of every run")
         if self.simulator is not None and self.records:
             self.best_policies = load_policies(self.directory.policy("best"), runs)
