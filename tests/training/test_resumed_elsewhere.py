@@ -1,5 +1,6 @@
 """A job goes on from another working folder, with moved data, on another device, and beyond its planned end."""
 
+import errno
 import json
 import os
 import shutil
@@ -194,6 +195,23 @@ def test_when_the_disk_was_full(
     assert err.count("\n") == 1
     assert run("train", "--resume", folder) == 0
     assert_same_tensors(folder, straight)
+
+
+def test_a_disk_too_full_to_begin(
+    straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It leaves no folder, so that the same command works once there is room."""
+    folder = tmp_path / "job"
+
+    def full(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        assert run("train", "--config", straight, "--output", folder) == 2
+    assert capsys.readouterr().err == f"c4rl: {folder}/config.json: No space left on device\n"
+    assert not folder.exists()
+    assert run("train", "--config", straight, "--output", folder) == 0
 
 
 def test_stages_that_are_over_keep_their_length(
