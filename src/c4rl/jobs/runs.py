@@ -98,7 +98,7 @@ def _all_runs(config: TrainConfig) -> tuple[Run, ...]:
         values = tuple((s.name, value) for s, value in pairs)
         run = Run("", seed, dataset, data.setdefault(rows, len(data)), labels[dataset], values)
         runs.append(replace(run, key=",".join(part for part in (run.group, f"seed={seed}") if part)))
-    longest = max((len(os.fsencode(run.key)), run.key) for run in runs)
+    longest = max((len(os.fsencode(file_name(run.key))), run.key) for run in runs)
     if longest[0] > MOST_BYTES:
         raise InputError(f"found a run whose name has {longest[0]} bytes, expected at most {MOST_BYTES}: {longest[1]}")
     return tuple(runs)
