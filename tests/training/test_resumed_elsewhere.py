@@ -15,8 +15,8 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 import c4rl.training.loop as loop
 import c4rl.training.preparation as preparation
 from c4rl.jobs.config import TrainConfig
-from c4rl.training import event_file
-from c4rl.training.checkpoint import load_checkpoint, load_progress
+from c4rl.training import evaluation, event_file
+from c4rl.training.checkpoint import load_checkpoint, load_progress, newest_policy
 from c4rl.training.launch import Launch
 from c4rl.training.run_directory import RunDirectory
 from tests.cli.support import assert_same_tensors, listing, metric_lines, run, summary
@@ -154,6 +154,31 @@ def test_an_end_before_the_planned_one(eval_every: int, straight: Path, plain_da
     before = listing(folder)
     assert run("train", "--resume", folder) == 0
     assert listing(folder).keys() == before.keys()
+
+
+def test_an_end_before_policies_that_were_scored(
+    maze_data: Path, plain_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last policies are written anew; of the best ones those until there are lost."""
+    folder = tmp_path / "job"
+    begin(folder, "--dataset", plain_data, "--eval-every", "2", at=17)
+    assert newest_policy(folder / "policy_last.safetensors") == 16
+    assert run("train", "--resume", folder, "--updates", "10") == 0
+    assert newest_policy(folder / "policy_last.safetensors") == 10
+    begin(tmp_path / "planned", "--dataset", plain_data, "--updates", "10")
+    assert_same_tensors(folder, tmp_path / "planned", "policy_last")
+
+    folder = tmp_path / "scored"
+    simulated = ["--task", "maze2d-open-dense-v0", "--dataset", maze_data, "--eval-episodes", "1"]
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        rising = iter(range(100))
+        monkeypatch.setattr(evaluation, "score_record", lambda task, returns: {"score": next(rising), "returns": [0.0]})
+        begin(folder, *simulated, "--eval-every", "2", at=17)
+    before = listing(folder)
+    assert run("train", "--resume", folder, "--updates", "10") == 2
+    assert "found a policy of update 16, which took the place of earlier ones" in capsys.readouterr().err
+    assert listing(folder) == before
+    assert run("train", "--resume", folder, "--updates", "20") == 0
 
 
 def test_a_kept_checkpoint_that_was_about_to_be_copied(

@@ -18,7 +18,7 @@ from c4rl.training.background import (
     in_background,
     load_pending,
 )
-from c4rl.training.checkpoint import Progress, load_policies, save_policies
+from c4rl.training.checkpoint import Progress, load_policies, newest_policy, save_policies
 from c4rl.training.evaluation import HeldOutEvaluation, SimulatorEvaluation
 from c4rl.training.launch import Launch
 from c4rl.training.preparation import Preparation
@@ -123,7 +123,15 @@ class Scorekeeper:
             self.best = best_records(self.records)
         if self.selection is not None and any(self.selection.criterion in line for line in lines):
             self.selection.restore(lines, load_policies(self.directory.policy("selected"), runs))
+        total = self.config.total_updates
+        for which in ("best", "selected"):  # they were scored after the checkpoint, before the job was killed
+            if (newest := newest_policy(self.directory.policy(which))) > total:
+                found = f"found a policy of update {newest:,}, which took the place of earlier ones"
+                raise InputError(f"{self.directory.policy(which)}: {found}, expected --updates {newest} or more")
+        stale = ended and newest_policy(self.directory.policy("last")) > total
         self.directory.rewind(lines)
+        if stale:
+            self.directory.policy("last").unlink()  # it is written anew
         forget_pending(folder, pending)
         for update, some in policies.items():
             assert self.simulator is not None
