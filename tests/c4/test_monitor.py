@@ -67,3 +67,13 @@ def test_without_a_critic_there_is_nothing_to_monitor() -> None:
 
 def test_without_asking_there_is_no_monitor() -> None:
     assert advance(launch_of("td3_bc", None), 1).refresh(200) == {}
+
+
+def test_reports_may_lie_in_shared_memory() -> None:
+    """As those of captured graphs do: a replay may write where an earlier graph has put its numbers."""
+    launch = launch_of("td3_bc", C4Config(K=2))
+    memory = torch.zeros(1)
+    first, second = launch.plugins.all
+    launch._refreshes[first] = lambda step: {"first": memory.fill_(1)}
+    launch._refreshes[second] = lambda step: {"second": memory.fill_(2)}
+    assert launch.refresh(200) == {0: {"first": 1, "second": 2}}

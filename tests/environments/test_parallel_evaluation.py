@@ -1,5 +1,6 @@
 """Evaluation in worker processes: the returns of a plain loop, whoever computes them, and no process left behind."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -7,13 +8,15 @@ import sys
 import time
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from gymnasium.wrappers import TimeLimit
 
-from c4rl.core.errors import InputError
+from c4rl.core.errors import InputError, WorkFailed
 from c4rl.core.numpy_policy import NumpyPolicy
+from c4rl.environments import evaluation
 from c4rl.environments.evaluation import EvaluationPool, episode_return, episode_returns, rollout
 from c4rl.environments.locomotion import gymnasium_environment
 from c4rl.environments.making import make_environment
@@ -155,6 +158,29 @@ def test_what_an_environment_raises_reaches_the_caller(broken: str) -> None:
     task = get_task(f"{broken}Raises-v0")
     with EvaluationPool(task, workers=1) as pool, pytest.raises(RuntimeError, match="ValueError: the joint came off"):
         pool.evaluate([random_policy(task, 0, (8,))], 2, seed=0)
+
+
+@pytest.mark.parametrize("allowed", [0, 1])
+def test_processes_that_cannot_be_started(allowed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that can do the work; without any there is a sentence, and nothing waits for ever."""
+    started: list[int] = []
+
+    class Limited(evaluation._Worker):
+        def __init__(self, *given: Any) -> None:
+            if len(started) >= allowed:
+                raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+            started.append(1)
+            super().__init__(*given)
+
+    monkeypatch.setattr(evaluation, "_Worker", Limited)
+    task = get_task("maze2d-open-dense-v0")
+    with EvaluationPool(task, workers=3) as pool:
+        future = pool.submit([random_policy(task, 0, (8,))], 2, seed=0)
+        if allowed:
+            assert np.isfinite(future.result(timeout=60)).all()
+        else:
+            with pytest.raises(WorkFailed, match=r"no evaluation worker could be started \(Resource temp"):
+                future.result(timeout=60)
 
 
 def test_an_environment_may_print(broken: str) -> None:

@@ -1,5 +1,6 @@
 """The results store: what is kept of a run, what is refused, and gaps that are filled once."""
 
+import errno
 import json
 import re
 import shutil
@@ -154,6 +155,25 @@ def test_a_kill_while_entries_are_written_loses_none_and_doubles_none(trained: T
     for folder in trained.jobs.iterdir():
         copied.add(entries_of(folder))
     assert sorted(copied.folder.rglob("*.json")) == paths and len(copied.by_identity()) == 16
+
+
+def test_a_disk_that_fills_up_takes_no_entry_of_a_job(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of some of its runs the next bench would train the others anew."""
+    store, (folder, *_), write, written = Store(tmp_path), sorted(trained.jobs.iterdir()), Path.write_text, []
+
+    def filling(path: Path, text: str) -> int:
+        if len(written) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written.append(path)
+        return write(path, text)
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+        patch.setattr(Path, "write_text", filling)
+        store.add(entries_of(folder))
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert len(store.add(entries_of(folder))) > 2
 
 
 @pytest.mark.parametrize(

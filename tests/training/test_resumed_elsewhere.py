@@ -1,5 +1,6 @@
 """A job goes on from another working folder, with moved data, on another device, and beyond its planned end."""
 
+import errno
 import json
 import os
 import shutil
@@ -14,8 +15,8 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 import c4rl.training.loop as loop
 import c4rl.training.preparation as preparation
 from c4rl.jobs.config import TrainConfig
-from c4rl.training import event_file
-from c4rl.training.checkpoint import load_checkpoint, load_progress
+from c4rl.training import evaluation, event_file
+from c4rl.training.checkpoint import load_checkpoint, load_progress, newest_policy
 from c4rl.training.launch import Launch
 from c4rl.training.run_directory import RunDirectory
 from tests.cli.support import assert_same_tensors, listing, metric_lines, run, summary
@@ -142,6 +143,61 @@ def test_beyond_the_planned_end(straight: Path, plain_data: Path, tmp_path: Path
     assert losses[0] == losses[1]
 
 
+@pytest.mark.parametrize("eval_every", [8, 100])
+def test_an_end_before_the_planned_one(eval_every: int, straight: Path, plain_data: Path, tmp_path: Path) -> None:
+    """The last score is that of the last weights, even where no evaluation was due there, or none so far."""
+    folder = tmp_path / "job"
+    begin(folder, "--dataset", plain_data, "--eval-every", eval_every, "--updates", "30", at=15)
+    assert run("train", "--resume", folder, "--updates", "10") == 0
+    begin(tmp_path / "planned", "--dataset", plain_data, "--updates", "10")
+    assert summary(folder)["last"] == summary(tmp_path / "planned")["last"]
+    assert_same_tensors(folder, tmp_path / "planned", "policy_last")
+    before = listing(folder)
+    assert run("train", "--resume", folder) == 0
+    assert listing(folder).keys() == before.keys()
+
+
+def test_an_end_before_policies_that_were_scored(
+    maze_data: Path, plain_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last policies are written anew; of the best ones those until there are lost."""
+    folder = tmp_path / "job"
+    begin(folder, "--dataset", plain_data, "--eval-every", "2", at=17)
+    assert newest_policy(folder / "policy_last.safetensors") == 16
+    assert run("train", "--resume", folder, "--updates", "10") == 0
+    assert newest_policy(folder / "policy_last.safetensors") == 10
+    begin(tmp_path / "planned", "--dataset", plain_data, "--updates", "10")
+    assert_same_tensors(folder, tmp_path / "planned", "policy_last")
+
+    folder = tmp_path / "scored"
+    simulated = ["--task", "maze2d-open-dense-v0", "--dataset", maze_data, "--eval-episodes", "1"]
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        rising = iter(range(100))
+        monkeypatch.setattr(evaluation, "score_record", lambda task, returns: {"score": next(rising), "returns": [0.0]})
+        begin(folder, *simulated, "--eval-every", "2", at=17)
+    before = listing(folder)
+    assert run("train", "--resume", folder, "--updates", "10") == 2
+    assert "found a policy of update 16, which took the place of earlier ones" in capsys.readouterr().err
+    assert listing(folder) == before
+    assert run("train", "--resume", folder, "--updates", "20") == 0
+
+
+def test_a_kept_checkpoint_that_was_about_to_be_copied(
+    plain_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, keep = tmp_path / "job", loop.Trainer._keep_checkpoint
+
+    def cut(self: loop.Trainer, step: int) -> None:
+        raise PowerCut
+
+    monkeypatch.setattr(loop.Trainer, "_keep_checkpoint", cut)
+    with pytest.raises(PowerCut):
+        begin(folder, "--dataset", plain_data, "--keep-checkpoints", "2")
+    monkeypatch.setattr(loop.Trainer, "_keep_checkpoint", keep)
+    assert run("train", "--resume", folder) == 0
+    assert RunDirectory(folder).kept_checkpoints() == [15, 30]
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 @pytest.mark.parametrize("log", ["metrics.jsonl", "tensorboard"])
 def test_when_the_disk_was_full(
@@ -165,6 +221,23 @@ def test_when_the_disk_was_full(
     assert err.count("\n") == 1
     assert run("train", "--resume", folder) == 0
     assert_same_tensors(folder, straight)
+
+
+def test_a_disk_too_full_to_begin(
+    straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It leaves no folder, so that the same command works once there is room."""
+    folder = tmp_path / "job"
+
+    def full(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        assert run("train", "--config", straight, "--output", folder) == 2
+    assert capsys.readouterr().err == f"c4rl: {folder}/config.json: No space left on device\n"
+    assert not folder.exists()
+    assert run("train", "--config", straight, "--output", folder) == 0
 
 
 def test_stages_that_are_over_keep_their_length(

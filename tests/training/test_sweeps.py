@@ -11,6 +11,7 @@ import torch
 
 from c4rl.algorithms.td3_bc import TD3BC, TD3BCConfig
 from c4rl.core.buffer import TransitionBuffer
+from c4rl.core.errors import InputError
 from c4rl.core.options import may_differ, option
 from c4rl.data.packing import pack_datasets
 from c4rl.jobs.config import TrainConfig
@@ -240,3 +241,13 @@ def test_runs_are_named_in_a_fixed_order() -> None:
     config = small_config("td3_bc", seeds=(2, 1), sweep=("critic-lr=1e-5,0.001", "policy_delay=2,1"))
     names = [f"critic_lr={lr},policy_delay={d},seed={s}" for lr in ("1e-05", "0.001") for d in (2, 1) for s in (2, 1)]
     assert [one.key for one in runs_of(config)] == names
+
+
+def test_names_that_no_folder_can_have_are_refused() -> None:
+    def with_letters(count: int) -> TrainConfig:
+        datasets = Path("a" * count + ".npz"), Path("ü" * 115 + ".npz")
+        return small_config("td3_bc", dataset=datasets, sweep=("alpha=1,2",))
+
+    assert len(runs_of(with_letters(230))) == 4
+    with pytest.raises(InputError, match=r"found a run whose name has 265 bytes, expected at most 255: a{248},"):
+        runs_of(with_letters(248))

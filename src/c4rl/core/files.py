@@ -34,6 +34,10 @@ def replacing(path: Path) -> Iterator[Path]:
             os.fsync(file.fileno())
         temporary.chmod(0o666 & ~_UMASK)  # some writers create private files
         os.replace(temporary, path)
+    except OSError as error:  # that of a full disk names no file
+        if error.filename is None and error.strerror is not None:
+            error.filename = str(path)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -148,6 +148,7 @@ class EvaluationPool:
         self._open: set[_Evaluation] = set()
         self._processes: list[_Worker | None] = [None] * self.workers
         self._lock, self._closed = threading.Lock(), False
+        self._driving = self.workers  # threads that have a worker, or can start one
         self._threads = [threading.Thread(target=self._drive, args=(i,), daemon=True) for i in range(self.workers)]
         for thread in self._threads:
             thread.start()
@@ -202,6 +203,17 @@ class EvaluationPool:
 
     def _drive(self, index: int) -> None:
         """One worker's thread: keep it alive, hand it episodes."""
+        try:
+            self._hand_out(index)
+        except OSError as error:  # no process to be had: the others do the work, if there are any
+            with self._lock:
+                self._driving -= 1
+                alone = self._driving == 0
+            while alone and (item := self._jobs.get()) is not None:
+                sentence = f"task '{self.task.name}': no evaluation worker could be started ({error.strerror})"
+                self._finish(item.evaluation, WorkFailed(sentence))
+
+    def _hand_out(self, index: int) -> None:
         worker = self._start(index)
         while worker is not None and (item := self._jobs.get()) is not None:
             evaluation = item.evaluation
@@ -211,12 +223,12 @@ class EvaluationPool:
                 seeds = [evaluation.seed + episode for episode in item.episodes]
                 reply = worker.run(evaluation.policies[item.policy], seeds)
             except WorkerDied as death:
-                worker = self._start(index)
                 item.deaths += 1
                 if item.deaths < MAX_DEATHS:
                     self._jobs.put(item)
                 else:
                     self._finish(evaluation, WorkFailed(self._obituary(item, death.code)))
+                worker = self._start(index)
                 continue
             if "error" in reply:
                 message = f"task '{self.task.name}', episode {item.episodes[0]}: {reply['error']}"

@@ -1,6 +1,7 @@
 """The runs of a job: datasets x points of the sweep x seeds; which of them share a launch, and with what options."""
 
 import itertools
+import os
 import re
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from c4rl.jobs.sweeps import RunOptions
 
 RunKey = int | str  # what a run is called in files and tables: its seed where that is enough, else its name
 SUFFIXES = (".npz", ".hdf5", ".h5")
+MOST_BYTES = 255  # of a name: runs have folders that are called so
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,9 @@ def _all_runs(config: TrainConfig) -> tuple[Run, ...]:
         values = tuple((s.name, value) for s, value in pairs)
         run = Run("", seed, dataset, data.setdefault(rows, len(data)), labels[dataset], values)
         runs.append(replace(run, key=",".join(part for part in (run.group, f"seed={seed}") if part)))
+    longest = max((len(os.fsencode(file_name(run.key))), run.key) for run in runs)
+    if longest[0] > MOST_BYTES:
+        raise InputError(f"found a run whose name has {longest[0]} bytes, expected at most {MOST_BYTES}: {longest[1]}")
     return tuple(runs)
 
 

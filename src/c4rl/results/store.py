@@ -9,6 +9,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import MISSING, dataclass, fields
 from functools import cache, cached_property
 from pathlib import Path
@@ -168,17 +169,18 @@ class Store:
     def add(self, entries: Iterable[dict[str, Any]]) -> list[Path]:
         """Write those that are not there yet; the paths written."""
         known, written = set(self.by_identity()), []
-        for data in entries:
-            run, key = data["run"], identity(data["run"])
-            if key in known:
-                continue
-            known.add(key)
-            folder = self.folder / "+".join([run["algorithm"], *run["plugins"]])
-            folder.mkdir(parents=True, exist_ok=True)
-            path = folder / f"{run['task']}-seed{run['seed']}-{fingerprint(run)}.json"
-            with replacing(path) as temporary:
+        with ExitStack() as whole:  # a disk that fills up takes none: the rest of a job would be trained anew
+            for data in entries:
+                run, key = data["run"], identity(data["run"])
+                if key in known:
+                    continue
+                known.add(key)
+                folder = self.folder / "+".join([run["algorithm"], *run["plugins"]])
+                folder.mkdir(parents=True, exist_ok=True)
+                path = folder / f"{run['task']}-seed{run['seed']}-{fingerprint(run)}.json"
+                temporary = whole.enter_context(replacing(path))
                 temporary.write_text(json.dumps(data, allow_nan=False) + "\n")
-            written.append(path)
+                written.append(path)
         return written
 
 

@@ -175,6 +175,15 @@ def load_policy_file(
     return policies, failed
 
 
+def newest_policy(path: Path) -> int:
+    """The latest update of the policies in a file; 0 without a file."""
+    if not path.exists():
+        return 0
+    load_policies(path)  # whole, as they should be
+    with _opened(path, "policies") as file:
+        return max(fact["update"] for fact in json.loads(file.metadata()["facts"]).values())
+
+
 def _write(path: Path, kind: str, arrays: dict[str, np.ndarray], **header: Any) -> None:
     texts = {name: json.dumps(value) for name, value in header.items()}
     with replacing(path) as temporary:

@@ -156,7 +156,9 @@ class Launch:
         with kernels(self.config.fused_kernels):
             found = self.algorithm.after_update(step)
             for plugin in self._due(step):
-                found = found | self._refreshes[plugin](step)
+                report = self._refreshes[plugin](step)
+                # copied: graphs share their memory, and the next one's numbers may lie where this report does
+                found = found | {name: value.clone() for name, value in report.items()}
             self.buffer.take_up_weights()
         if not found:
             return {}

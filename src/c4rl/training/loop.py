@@ -173,6 +173,10 @@ class Trainer:
             try:
                 while self.progress.update < self.total and self.launches:
                     self._one_update()
+                if not self.scores.has(self.progress.update):  # --updates ended it between two evaluations
+                    self._evaluate(self.progress.update)
+                    self._take_scores(wait=True)
+                    self._save(self.progress.update, forced=True)
                 self._take_scores(wait=True)
                 self.writer.wait()
                 if not self.directory.policy("last").exists():  # lost by a finished job that was resumed
@@ -356,3 +360,6 @@ class Trainer:
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
         self.scores.restore(ended=self.progress.update == self.total or not self.launches)
+        update = self.progress.update
+        if update in self.kept_at and not self.directory.kept_checkpoint(update).exists():  # killed before the copy
+            self._keep_checkpoint(update)

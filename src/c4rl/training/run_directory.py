@@ -56,10 +56,15 @@ class RunDirectory:
     def create(self, config: TrainConfig) -> None:
         check_new_output(self.path)
         self.path.mkdir(parents=True)
-        self._acquire()
-        write_json(self.path / "config.json", to_json(config))
+        try:
+            self._acquire()
+            write_json(self.path / "config.json", to_json(config))
+            self._metrics = open(self.path / "metrics.jsonl", "a")  # noqa: SIM115 - held until close
+        except BaseException:  # a full disk: half a folder could neither be resumed nor made anew
+            self.close()
+            shutil.rmtree(self.path)
+            raise
         self._runs = {run.key: run for run in runs_of(config)}
-        self._metrics = open(self.path / "metrics.jsonl", "a")  # noqa: SIM115 - held until close
 
     @property
     def settings(self) -> str:

@@ -18,7 +18,7 @@ from c4rl.training.background import (
     in_background,
     load_pending,
 )
-from c4rl.training.checkpoint import Progress, load_policies, save_policies
+from c4rl.training.checkpoint import Progress, load_policies, newest_policy, save_policies
 from c4rl.training.evaluation import HeldOutEvaluation, SimulatorEvaluation
 from c4rl.training.launch import Launch
 from c4rl.training.preparation import Preparation
@@ -95,6 +95,11 @@ class Scorekeeper:
         with self.progress.evaluating():
             return self.simulator.ensembles(sound, policies)
 
+    def has(self, step: int) -> bool:
+        """Whether the policies of this update were evaluated, or are being."""
+        pending = (evaluation.update for evaluation in self.pending.now())
+        return step in pending or any(record["update"] == step for record in self.records)
+
     def save_last(self, launches: list[Launch]) -> None:
         """The policies as they are. launches: of all runs."""
         self._save_last(self._policies(launches), self.progress.update)
@@ -110,14 +115,23 @@ class Scorekeeper:
         known = {key_of(record) for record in self.records}
         shapes = {frozenset(name for name in record if name.endswith("_rmse")) for record in self.records}
         lost = progress.evaluations not in (-1, len(self.records))
-        if lost or (ended and known != runs) or len(shapes) > 1:
+        none_yet = progress.evaluations == 0  # --updates may end a job before its first
+        if lost or (ended and known != runs and not none_yet) or len(shapes) > 1:
             raise InputError(f"{folder / 'metrics.jsonl'}: lacks evaluations, expected those of every run")
         if self.simulator is not None and self.records:
             self.best_policies = load_policies(self.directory.policy("best"), runs)
             self.best = best_records(self.records)
         if self.selection is not None and any(self.selection.criterion in line for line in lines):
             self.selection.restore(lines, load_policies(self.directory.policy("selected"), runs))
+        total = self.config.total_updates
+        for which in ("best", "selected"):  # they were scored after the checkpoint, before the job was killed
+            if (newest := newest_policy(self.directory.policy(which))) > total:
+                found = f"found a policy of update {newest:,}, which took the place of earlier ones"
+                raise InputError(f"{self.directory.policy(which)}: {found}, expected --updates {newest} or more")
+        stale = ended and newest_policy(self.directory.policy("last")) > total
         self.directory.rewind(lines)
+        if stale:
+            self.directory.policy("last").unlink()  # it is written anew
         forget_pending(folder, pending)
         for update, some in policies.items():
             assert self.simulator is not None
