@@ -69,6 +69,22 @@ def test_unusable_gymnasium_ids_are_refused_by_name(name: str, why: str) -> None
         get_task(name)
 
 
+def test_environments_that_raise_or_print_while_they_are_made(capsys: pytest.CaptureFixture[str]) -> None:
+    def unplugged() -> gymnasium.Env:
+        raise RuntimeError("the cable is missing")
+
+    def greeting() -> gymnasium.Env:
+        print("welcome")
+        return make_environment(get_task("maze2d-open-v0"))
+
+    gymnasium.register("Unplugged-v0", unplugged)
+    with pytest.raises(InputError, match=r"Unplugged-v0.*cannot make it: RuntimeError: the cable is missing"):
+        get_task("gym:Unplugged-v0")
+    gymnasium.register("Greeting-v0", greeting)
+    assert get_task("gym:Greeting-v0").horizon == 1000
+    assert capsys.readouterr() == ("", "welcome\n")  # JSON on standard output stays JSON
+
+
 def test_what_is_missing_is_said() -> None:
     assert missing(get_task("hopper-medium")) is None
     assert missing(get_task("maze2d-large")) is None

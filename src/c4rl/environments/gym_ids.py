@@ -1,10 +1,13 @@
 """Environments by their Gymnasium id."""
 
+import sys
 import warnings
+from contextlib import redirect_stdout
 
 import gymnasium
 
 from c4rl.core.errors import InputError
+from c4rl.core.worker_process import described
 
 # the user asked for -v4: hide gymnasium's advice to use -v5
 _ADVICE = r".*The environment (Hopper|HalfCheetah|Walker2d|Ant)-v4 is out of date"
@@ -28,10 +31,10 @@ def gym_dimensions(environment: str) -> tuple[int, int, int]:
 
 
 def make_gym(environment: str, horizon: int | None = None) -> gymnasium.Env:
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), redirect_stdout(sys.stderr):  # ours may be JSON
         warnings.filterwarnings("ignore", message=_ADVICE, category=DeprecationWarning)
         try:
             # the checker only warns about the environment's code, and costs time in every evaluation
             return gymnasium.make(environment, max_episode_steps=horizon, disable_env_checker=True)
-        except (gymnasium.error.Error, ImportError) as error:
-            raise InputError(f"task 'gym:{environment}': gymnasium cannot make it: {error}") from error
+        except Exception as error:  # the environment's own code may raise anything
+            raise InputError(f"task 'gym:{environment}': gymnasium cannot make it: {described(error)}") from error
