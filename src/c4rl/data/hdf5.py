@@ -23,7 +23,7 @@ import numpy as np
 
 from c4rl.core.array import Array
 from c4rl.core.errors import InputError
-from c4rl.data.checks import Allowance, problem, reason, row_blocks
+from c4rl.data.checks import Allowance, problem, reason, row_blocks, some
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 DEFLATE, SHUFFLE, FLETCHER32 = 1, 2, 3
@@ -112,7 +112,6 @@ def _name(code: int) -> str:
 
 
 STRUCTURE = StructureProcess()
-NAMED = 12  # names that a message lists
 
 
 class Hdf5Array:
@@ -250,18 +249,13 @@ class Hdf5:
         if node["kind"] == "error":
             raise problem(self.path, name, f"is not readable ({reason(ValueError(node['error']))})", expected)
         if node["kind"] != "array":
-            missing = f"missing among {_some(self.names(name.rpartition('/')[0]))}"
+            missing = f"missing among {some(self.names(name.rpartition('/')[0]))}"
             found = missing if node["kind"] == "missing" else f"a {node['kind']}"
             raise problem(self.path, name, f"is {found}", expected)
         if node.get("elsewhere"):
             found = "takes its numbers from another file, which is refused"
             raise problem(self.path, name, found, "an array in the file itself")
         return node
-
-
-def _some(names: list[str]) -> str:
-    """A file of episodes may have thousands."""
-    return str(names) if len(names) <= NAMED else f"{names[:NAMED]} and {len(names) - NAMED} more"
 
 
 @contextmanager
