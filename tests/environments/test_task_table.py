@@ -73,6 +73,9 @@ def test_environments_that_raise_or_print_while_they_are_made(capsys: pytest.Cap
     def unplugged() -> gymnasium.Env:
         raise RuntimeError("the cable is missing")
 
+    def leaving() -> gymnasium.Env:
+        raise SystemExit(2)  # as a script without `if __name__ == "__main__"` may
+
     def greeting() -> gymnasium.Env:
         print("welcome")
         return make_environment(get_task("maze2d-open-v0"))
@@ -80,6 +83,9 @@ def test_environments_that_raise_or_print_while_they_are_made(capsys: pytest.Cap
     gymnasium.register("Unplugged-v0", unplugged)
     with pytest.raises(InputError, match=r"Unplugged-v0.*cannot make it: RuntimeError: the cable is missing"):
         get_task("gym:Unplugged-v0")
+    gymnasium.register("Leaving-v0", leaving)
+    with pytest.raises(InputError, match=r"Leaving-v0.*cannot make it: SystemExit: 2"):
+        get_task("gym:Leaving-v0")
     gymnasium.register("Greeting-v0", greeting)
     assert get_task("gym:Greeting-v0").horizon == 1000
     assert capsys.readouterr() == ("", "welcome\n")  # JSON on standard output stays JSON

@@ -101,7 +101,7 @@ class Parent:
             os._exit(0)
 
 
-def described(error: Exception) -> str:
+def described(error: BaseException) -> str:
     """For the parent, which reports whatever an environment raises."""
     return str(error).removesuffix(".") if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
 

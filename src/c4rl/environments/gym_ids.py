@@ -36,5 +36,5 @@ def make_gym(environment: str, horizon: int | None = None) -> gymnasium.Env:
         try:
             # the checker only warns about the environment's code, and costs time in every evaluation
             return gymnasium.make(environment, max_episode_steps=horizon, disable_env_checker=True)
-        except Exception as error:  # the environment's own code may raise anything
+        except (Exception, SystemExit) as error:  # the environment's own code may raise anything, a script's may exit
             raise InputError(f"task 'gym:{environment}': gymnasium cannot make it: {described(error)}") from error
