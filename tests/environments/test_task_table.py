@@ -62,7 +62,11 @@ def test_any_gymnasium_id_is_a_task_with_raw_returns() -> None:
 
 @pytest.mark.parametrize(
     ("name", "why"),
-    [("gym:CartPole-v1", "action space is Discrete"), ("gym:NoSuch-v9", "gymnasium cannot make it")],
+    [
+        ("gym:CartPole-v1", "action space is Discrete"),
+        ("gym:NoSuch-v9", "cannot make it: .*doesn't exist; gym:MODULE:ID imports the module that registers it"),
+        ("gym:no_such_module:X-v0", r"cannot make it: .*; with PYTHONPATH=\. modules in this folder are found"),
+    ],
 )
 def test_unusable_gymnasium_ids_are_refused_by_name(name: str, why: str) -> None:
     with pytest.raises(InputError, match=rf"{name}.*{why}"):

@@ -36,7 +36,8 @@ def reason(error: BaseException) -> str:
 
 def some(names: list[str]) -> str:
     """For a sentence: a file of episodes may have thousands."""
-    return str(names) if len(names) <= NAMED else f"{names[:NAMED]} and {len(names) - NAMED} more"
+    shown = [name[:100] for name in names[:NAMED]]
+    return f"{shown}" + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
 
 
 class Allowance:

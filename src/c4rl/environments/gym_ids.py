@@ -37,4 +37,15 @@ def make_gym(environment: str, horizon: int | None = None) -> gymnasium.Env:
             # the checker only warns about the environment's code, and costs time in every evaluation
             return gymnasium.make(environment, max_episode_steps=horizon, disable_env_checker=True)
         except (Exception, SystemExit) as error:  # the environment's own code may raise anything, a script's may exit
-            raise InputError(f"task 'gym:{environment}': gymnasium cannot make it: {described(error)}") from error
+            why = described(error).removesuffix(".") + _hint(environment, error)
+            raise InputError(f"task 'gym:{environment}': gymnasium cannot make it: {why}") from error
+
+
+def _hint(environment: str, error: BaseException) -> str:
+    """How an environment of the user's own is found."""
+    module, colon, _ = environment.partition(":")
+    if isinstance(error, gymnasium.error.UnregisteredEnv) and not colon:
+        return "; gym:MODULE:ID imports the module that registers it"
+    if colon and isinstance(error.__cause__, ModuleNotFoundError) and error.__cause__.name == module.partition(".")[0]:
+        return "; with PYTHONPATH=. modules in this folder are found"
+    return ""
