@@ -136,7 +136,7 @@ class Hdf5Array:
         elif self._node["at"] is None or row == 0:  # never written
             return
         rest = tuple(slice(0, side) for side in self.shape[1:])
-        for rows in row_blocks(len(self)):
+        for rows in row_blocks(len(self), 1 + 2**24 // max(row, 1)):  # 16 MiB: a read of 2 GiB would come back short
             start, size = rows.start * row, (rows.stop - rows.start) * row
             block = raw[start : start + size] if "bytes" in self._node else self._bytes(self._node["at"] + start, size)
             yield (rows, *rest), np.frombuffer(block, self._stored).reshape(-1, *self.shape[1:])
