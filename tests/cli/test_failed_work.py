@@ -1,11 +1,14 @@
 """Simulators that fail: one sentence and exit code 1, no traceback."""
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from c4rl.environments.tasks import get_task
 from tests.cli.support import SMALL, logged_arrays, run, save_npz
-from tests.environments.test_parallel_evaluation import BROKEN_ENVIRONMENTS
+from tests.environments.test_parallel_evaluation import BROKEN_ENVIRONMENTS, random_policy
 
 
 @pytest.mark.parametrize(("name", "words"), [("Raises-v0", "the joint came off"), ("Dies-v0", "exit code 3")])
@@ -23,3 +26,13 @@ def test_an_environment_that_fails_is_named(
     *printed, sentence = capfd.readouterr().err.splitlines()
     assert sentence.startswith(f"c4rl: task '{task}'") and words in sentence
     assert not any("Traceback" in line for line in printed)
+
+
+def test_returns_that_are_no_numbers_are_written_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "environments_of_nan.py").write_text(BROKEN_ENVIRONMENTS.replace("1.5", "np.nan"))
+    monkeypatch.syspath_prepend(tmp_path)
+    task = "gym:environments_of_nan:Talks-v0"
+    np.savez(tmp_path / "policy.npz", **random_policy(get_task(task), 0, (8,)).arrays())
+    flags = ["--task", task, "--episodes", 2, "--json", tmp_path / "scores.json"]
+    assert run("evaluate", tmp_path / "policy.npz", *flags) == 0
+    assert json.loads((tmp_path / "scores.json").read_text())["runs"][0]["returns"] == ["nan", "nan"]

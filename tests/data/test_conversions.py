@@ -1,5 +1,6 @@
 """Datasets out and in again: npz, D4RL's HDF5, Minari and d3rlpy's dumps hold the same rows, bit for bit."""
 
+import json
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -150,6 +151,14 @@ def test_rows_that_do_not_join_are_no_minari_episodes(save: Callable[..., Path],
     assert not (tmp_path / "folder").exists()
     path = write_dataset(row_subset(source, 12, 0), str(tmp_path / "single-rows"), "minari")
     assert len(load_dataset(path)) == 12
+
+
+def test_a_folder_has_an_id_that_minari_takes(dataset: Dataset, tmp_path: Path) -> None:
+    """Recordings of gym:MODULE:ID have a colon in their names."""
+    recorded = replace(dataset, metadata={"name": "c4rl/my_robots:Arm-random"})
+    path = write_dataset(recorded, str(tmp_path / "arm"), "minari")
+    assert json.loads((path / "data" / "metadata.json").read_text())["dataset_id"] == "c4rl/my_robots-Arm-random-v0"
+    assert load_dataset(path).metadata == recorded.metadata
 
 
 def test_the_command_converts_and_takes_subsets(save: Callable[..., Path], tmp_path: Path) -> None:

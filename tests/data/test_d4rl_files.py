@@ -11,7 +11,7 @@ import pytest
 
 from c4rl.core.errors import InputError
 from c4rl.data import Dataset, load_dataset
-from c4rl.data.hdf5 import open_hdf5
+from c4rl.data.hdf5 import Hdf5, open_hdf5
 from c4rl.environments.tasks import Task, get_task
 
 Shared = Callable[[str], Path]
@@ -207,6 +207,18 @@ def test_chunks_of_any_layout_read_as_hdf5_reads_them(
         found = opened.array("observations", "numbers")
         assert np.array_equal(found.read(), expected) and np.array_equal(expected[:30], values[:30])
         assert np.array_equal(found.read(np.float32, 3), expected[:, :3].astype(np.float32))
+
+
+def test_wide_rows_are_read_in_small_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system reads at most 2 GiB at once."""
+    rows = np.arange(2**16 * 40.0).reshape(2**16, 40)
+    with h5py.File(tmp_path / "wide.hdf5", "w") as file:
+        file["observations"] = rows
+    sizes, read = [], Hdf5.bytes
+    monkeypatch.setattr(Hdf5, "bytes", lambda self, at, size: sizes.append(size) or read(self, at, size))
+    with open_hdf5(tmp_path / "wide.hdf5") as opened:
+        np.testing.assert_array_equal(opened.array("observations", "numbers").read(), rows)
+    assert len(sizes) == 2 and max(sizes) <= 2**24 + rows[0].nbytes
 
 
 def test_a_packing_that_cannot_be_checked_is_refused(tmp_path: Path) -> None:

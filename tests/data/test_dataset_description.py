@@ -2,6 +2,7 @@
 
 import io
 import json
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +42,16 @@ def test_real_data_is_described_as_published(shared: Shared) -> None:
         "normalised return",
     ):
         assert part in text
+
+
+def test_wide_rows_are_described_in_little_memory(arrays: Make, save: Save) -> None:
+    wide = np.random.default_rng(0).random((8000, 500), dtype=np.float32)
+    data = load_dataset(save(arrays([8000]), observations=wide, next_observations=wide))
+    tracemalloc.start()
+    describe(data)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 3 * wide.nbytes
 
 
 def test_returns_leave_out_one_row_pieces(shared: Shared) -> None:

@@ -78,6 +78,12 @@ def test_rows_without_any_mark_are_one_trajectory(arrays: Make, save: Save) -> N
     assert "one trajectory" in data.notes[0]
 
 
+def test_arrays_with_other_names_are_named(arrays: Make, save: Save) -> None:
+    raw = arrays([9])
+    path = save(raw, next_observations=None, next_observation=raw["next_observations"], dones=raw["terminals"])
+    assert load_dataset(path).notes[0] == "Arrays with other names are not read: ['dones', 'next_observation']."
+
+
 def test_a_terminal_ends_a_trajectory_whatever_the_ids_say(arrays: Make, save: Save) -> None:
     data = load_dataset(save(arrays([4, 3], [True, False]), trajectory_ids=np.zeros(7, dtype=int)))
     assert np.array_equal(data.trajectory_ids, [0, 0, 0, 0, 1, 1, 1]) and not data.next_action_valid[3]

@@ -133,6 +133,44 @@ def test_actions_without_bounds_have_those_of_the_policies(tmp_path: Path) -> No
         record("gym:Free-varnish", 40, 0, tmp_path / "b.npz", ["random"], workers=0)
 
 
+CARELESS = """
+import gymnasium
+
+class Careless(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+    action_space = gymnasium.spaces.Box(-1, 1, (1,))
+
+    def __init__(self, missing=0.5):
+        self.missing = missing
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return [0.0, 0.0], {}
+
+    def step(self, action):
+        reward = float(action[0])
+        action *= 0.5
+        return [reward, self.missing], reward, False, False, {}
+
+gymnasium.register("Careless-v0", Careless, max_episode_steps=10)
+gymnasium.register("Gaps-v0", Careless, kwargs={"missing": float("nan")}, max_episode_steps=10)
+"""
+
+
+def test_careless_environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One may change its actions in place and observe lists; numbers that no dataset may hold are not recorded."""
+    (tmp_path / "careless_environments.py").write_text(CARELESS)
+    monkeypatch.syspath_prepend(tmp_path)
+    task = "gym:careless_environments:"
+    record(f"{task}Careless-v0", 30, 0, tmp_path / "a.npz", ["random"], workers=0)
+    data = load_dataset(tmp_path / "a.npz")
+    np.testing.assert_array_equal(data.actions[:, 0], data.rewards)
+    found = r"recording .*Gaps-v0: simulated rows: 'observations' holds nan first in row 1, .* float32; the same"
+    with pytest.raises(WorkFailed, match=found):
+        record(f"{task}Gaps-v0", 30, 0, tmp_path / "b.npz", ["random"], workers=1)
+    assert not list(tmp_path.glob("b.npz")) and not list(tmp_path.glob(".b.npz.recording/*.npz"))
+
+
 def test_a_mixture_has_equal_shares_in_order(tmp_path: Path) -> None:
     policies = [gaussian(tmp_path / "bad.npz"), gaussian(tmp_path / "good.npz", log_std=np.full(3, -20, np.float32))]
     told = record("hopper-medium-expert", 300, 0, tmp_path / "a.npz", policies, workers=0)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from c4rl.core.errors import InputError
-from c4rl.data import behaviour_agents, load_dataset, policy_recording, recording
+from c4rl.data import load_dataset, policy_recording, recording
 from c4rl.data.behaviour_agents import FOLDER, cards, locomotion_sets, shipped_policies
 from c4rl.data.policy_files import read_policies
 from c4rl.data.recording import record, record_all_locomotion
@@ -103,9 +103,3 @@ def test_all_locomotion_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(recording, "simulator", lambda task: "another")
     with pytest.raises(InputError, match=r"expected c4rl/hopper-medium with .*'environment': 'another'"):
         record_all_locomotion(120, 5, tmp_path / "sets", 0)
-
-
-def test_without_agents_a_policy_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(behaviour_agents, "cards", dict)
-    with pytest.raises(InputError, match="policy: found none, expected at least one file for 'hopper-medium-v2'"):
-        record("hopper-medium", 100, 0, tmp_path / "a.npz", workers=0)

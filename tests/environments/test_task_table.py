@@ -62,11 +62,37 @@ def test_any_gymnasium_id_is_a_task_with_raw_returns() -> None:
 
 @pytest.mark.parametrize(
     ("name", "why"),
-    [("gym:CartPole-v1", "action space is Discrete"), ("gym:NoSuch-v9", "gymnasium cannot make it")],
+    [
+        ("gym:CartPole-v1", "action space is Discrete"),
+        ("gym:NoSuch-v9", "cannot make it: .*doesn't exist; gym:MODULE:ID imports the module that registers it"),
+        ("gym:no_such_module:X-v0", r"cannot make it: .*; with PYTHONPATH=\. modules in this folder are found"),
+    ],
 )
 def test_unusable_gymnasium_ids_are_refused_by_name(name: str, why: str) -> None:
     with pytest.raises(InputError, match=rf"{name}.*{why}"):
         get_task(name)
+
+
+def test_environments_that_raise_or_print_while_they_are_made(capsys: pytest.CaptureFixture[str]) -> None:
+    def unplugged() -> gymnasium.Env:
+        raise RuntimeError("the cable is missing")
+
+    def leaving() -> gymnasium.Env:
+        raise SystemExit(2)  # as a script without `if __name__ == "__main__"` may
+
+    def greeting() -> gymnasium.Env:
+        print("welcome")
+        return make_environment(get_task("maze2d-open-v0"))
+
+    gymnasium.register("Unplugged-v0", unplugged)
+    with pytest.raises(InputError, match=r"Unplugged-v0.*cannot make it: RuntimeError: the cable is missing"):
+        get_task("gym:Unplugged-v0")
+    gymnasium.register("Leaving-v0", leaving)
+    with pytest.raises(InputError, match=r"Leaving-v0.*cannot make it: SystemExit: 2"):
+        get_task("gym:Leaving-v0")
+    gymnasium.register("Greeting-v0", greeting)
+    assert get_task("gym:Greeting-v0").horizon == 1000
+    assert capsys.readouterr() == ("", "welcome\n")  # JSON on standard output stays JSON
 
 
 def test_what_is_missing_is_said() -> None:

@@ -192,11 +192,36 @@ def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any], senten
         BehaviourConfig(**SMALL | changes)
 
 
+@pytest.mark.parametrize(
+    ("name", "space", "sentence"),
+    [
+        ("Free-v0", gymnasium.spaces.Box(-np.inf, np.inf, (1,)), "found actions without bounds"),
+        ("Fixed-v0", gymnasium.spaces.Box(1, 1, (1,)), "'action_low' is 1 where 'action_high' is 1"),
+    ],
+)
+def test_actions_that_cannot_be_explored_are_refused(
+    name: str, space: gymnasium.Space, sentence: str, tmp_path: Path
+) -> None:
+    gymnasium.register(name, type("Other", (Follow,), {"action_space": space}), max_episode_steps=10)
+    with pytest.raises(InputError, match=f"task 'gym:{name}': {sentence}"):
+        train(tmp_path / "agent", task=f"gym:{name}")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_training_that_cannot_begin_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> Any:
         raise MemoryError
 
     monkeypatch.setattr("c4rl.training.behaviour.Collector", full)
     with pytest.raises(MemoryError):
-        train_together([(BehaviourConfig(**SMALL), tmp_path / "agent", 0)], print_line=lambda line: None)
+        train(tmp_path / "agent")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_snapshots_stay_where_a_training_cannot_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = train(tmp_path / "agent", steps=512)
+    (folder / "checkpoint.safetensors").unlink()  # as if it had been killed before the first one
+    monkeypatch.setattr("c4rl.training.behaviour.Collector", None)
+    with pytest.raises(TypeError):
+        train(folder, steps=512)
+    assert len(list((folder / "snapshots").iterdir())) == 2

@@ -25,7 +25,7 @@ class RecordFlags(Options):
     """A task of `c4rl tasks`, ROBOT-random, or all-locomotion: the twenty sets of the paper's table."""
     output: Path
     """New npz file; for all-locomotion, a folder."""
-    size: int = option(10_000, at_least=1, at_most=10**9)
+    size: int = option(10_000, at_least=1, at_most=10**7)
     """Transitions."""
     seed: int = option(0, at_least=0, at_most=2**63 - 1)
     """The same seed gives the same bytes."""

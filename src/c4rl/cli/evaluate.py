@@ -41,6 +41,7 @@ def evaluate(arguments: Arguments) -> int:
     flags = parse_as(Flags, "evaluate", arguments, evaluate.__doc__)
 
     from c4rl.core.files import write_json
+    from c4rl.core.typed_json import jsonable
     from c4rl.results.policies import score_file, score_folder
     from c4rl.training.run_directory import check_new_file
     from c4rl.training.summary import MARK, show_score
@@ -72,5 +73,5 @@ def evaluate(arguments: Arguments) -> int:
         table.add_row(label, score + mark, std, show_score(row["return"], "raw return"))
     Console(markup=False).print(table)  # names may have brackets
     if flags.json is not None:
-        write_json(flags.json, result)
+        write_json(flags.json, jsonable(result))
     return 1 if failed else 0

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import IO, Any
 
+from c4rl.core.errors import InputError
+
 Message = Mapping[str, Any]
 PATIENCE_SECONDS = 1.0  # between the end of a worker's replies and that of the worker
 
@@ -99,9 +101,9 @@ class Parent:
             os._exit(0)
 
 
-def described(error: Exception) -> str:
+def described(error: BaseException) -> str:
     """For the parent, which reports whatever an environment raises."""
-    return f"{type(error).__name__}: {error}"
+    return str(error).removesuffix(".") if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
 
 
 def _write(stream: IO[bytes], message: Message, payload: bytes) -> None:

@@ -18,12 +18,11 @@ from c4rl.data.checks import (
     as_ids,
     check_same_length,
     check_shapes,
-    check_width,
     problem,
     reason,
+    some,
 )
 from c4rl.data.metadata import from_bytes
-from c4rl.environments.tasks import Task
 
 REQUIRED = ("observations", "actions", "rewards")
 OPTIONAL = ("next_observations", "next_actions", "next_action_valid", "terminals", "timeouts")
@@ -32,22 +31,24 @@ BOUNDS = ("action_low", "action_high")
 METADATA = "metadata"
 
 
-def _read(path: Path) -> dict[str, Array]:
-    """The known arrays of the file; others are not even decompressed."""
+def _read(path: Path) -> tuple[dict[str, Array], list[str]]:
+    """The known arrays of the file, and the names of others, which are not even decompressed."""
     fields, allowance = {}, Allowance(path)
+    known = (*REQUIRED, *OPTIONAL, *TRAJECTORY_IDS, *BOUNDS, METADATA)
     with zipfile.ZipFile(path) as archive:
         stored: dict[str, list[zipfile.ZipInfo]] = {}
         for member in archive.infolist():
             stored.setdefault(member.filename.removesuffix(".npy"), []).append(member)
-        for name in (*REQUIRED, *OPTIONAL, *TRAJECTORY_IDS, *BOUNDS, METADATA):
+        for name in known:
             members = stored.get(name, [])
             if len(members) == 1:
                 fields[name] = _read_member(path, name, archive, members[0], allowance)
             elif members:
                 raise problem(path, name, f"is in the archive {len(members)} times", "each array once")
             elif name in REQUIRED:
-                raise problem(path, name, f"is missing among {sorted(stored)}", f"the arrays {', '.join(REQUIRED)}")
-    return fields
+                found = f"is missing among {some(sorted(stored))}"
+                raise problem(path, name, found, f"the arrays {', '.join(REQUIRED)}")
+    return fields, sorted(stored.keys() - set(known))
 
 
 def _read_member(
@@ -86,18 +87,16 @@ def _ends_by_id(path: Path, name: str, ids: Array) -> Array:
     return ends
 
 
-def read_arrays(path: Path, task: Task | None = None) -> Log:
+def read_arrays(path: Path) -> Log:
     """Read an npz file with the keys observations, actions and rewards.
 
     Optional: next_observations (else the following row's), terminals, timeouts, trajectory_ids (or traj_id),
     next_actions with next_action_valid, action_low, action_high. Where neither time-outs nor trajectory ids are stored,
     a trajectory also ends wherever the following row does not begin at the stored next observation.
     """
-    fields = _read(path)
+    fields, others = _read(path)
     raw_observations, raw_actions = fields.pop("observations"), fields.pop("actions")
-    check_shapes(path, raw_observations, raw_actions, task)
-    if task is not None:
-        check_width(path, "observations", raw_observations.shape[1], task.observation_dim, task)
+    check_shapes(path, raw_observations, raw_actions)
     observations, actions = as_float32(raw_observations), as_float32(raw_actions)
     del raw_observations, raw_actions  # may be the float64 originals
     count = len(observations)
@@ -115,7 +114,7 @@ def read_arrays(path: Path, task: Task | None = None) -> Log:
     }
     check_same_length(path, observations, **flags)
 
-    notes: list[str] = []
+    notes = [f"Arrays with other names are not read: {some(others)}."] if others else []
     cuts = flags.get("timeouts", np.zeros(count, dtype=bool))
     id_name = next((name for name in TRAJECTORY_IDS if name in fields), None)
     if id_name is not None:

@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from c4rl.core.errors import InputError
 from c4rl.core.files import read_json
 from c4rl.environments.tasks import GOAL_ANT, ROBOTS, TASKS, Task, get_task
 
@@ -20,7 +19,7 @@ ARM = "scripted arm"  # of Kitchen
 @cache
 def cards() -> dict[str, Any]:
     """By robot: its file, how the agents were trained and chosen, and `snapshots` with each one's steps and returns."""
-    return read_json(CARDS, "the cards of the behaviour agents") if CARDS.exists() else {}
+    return read_json(CARDS, "the cards of the behaviour agents")
 
 
 def set_of(name: str) -> tuple[Task, str]:
@@ -38,15 +37,11 @@ def shipped_policies(task: Task, kind: str) -> tuple[list[str], str]:
         return [RANDOM], "uniform actions"
     if task.domain == "kitchen":
         return [ARM], "c4rl's scripted arm"
-    robot = task.name.partition("-")[0] if task.domain == "locomotion" else GOAL_ANT.name
-    card = cards().get(robot)
-    if task.domain == "antmaze" and card is not None:
-        agent = (
-            f"{FOLDER / card['file']}@{card['expert']}" if len(card["snapshots"]) > 1 else str(FOLDER / card["file"])
-        )
-        return [agent], "c4rl's goal-reaching ant along shortest paths"
-    if task.domain != "locomotion" or card is None:
+    if task.domain == "antmaze":
+        return [str(FOLDER / cards()[GOAL_ANT.name]["file"])], "c4rl's goal-reaching ant along shortest paths"
+    if task.domain != "locomotion":
         return [], ""
+    card = cards()[task.name.partition("-")[0]]
     steps = [snapshot["steps"] for snapshot in card["snapshots"]]
     medium, expert = card["medium"], card["expert"]
     chosen: dict[str, Sequence[int]] = {
@@ -56,8 +51,6 @@ def shipped_policies(task: Task, kind: str) -> tuple[list[str], str]:
         "medium-replay": range(medium + 1),
         "full-replay": range(expert + 1),
     }
-    if kind not in chosen:
-        raise InputError(f"task: found {task.name}, expected a set of {', '.join(chosen)}")
     own = chosen[kind]
     if len(own) > 2:
         which = "medium" if own[-1] == medium else "expert"

@@ -20,6 +20,7 @@ ROUNDING = 1e-6
 LARGEST = 1e15
 # No array unpacks to more than this many times its file: deflate reaches 1,032.
 EXPANSION = 1100
+NAMED = 12  # names that a message lists
 
 
 def problem(source: object, field: str, found: str, expected: str) -> InputError:
@@ -31,6 +32,12 @@ def problem(source: object, field: str, found: str, expected: str) -> InputError
 def reason(error: BaseException) -> str:
     """Another library's error message, shortened."""
     return (str(error) or type(error).__name__).splitlines()[0][:200]
+
+
+def some(names: list[str]) -> str:
+    """For a sentence: a file of episodes may have thousands."""
+    shown = [name[:100] for name in names[:NAMED]]
+    return f"{shown}" + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
 
 
 class Allowance:
@@ -69,7 +76,7 @@ def row_blocks(count: int, size: int = 1 << 16) -> Iterator[slice]:
     return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
 
-def check_shapes(source: object, observations: Any, actions: Any, task: Task | None = None) -> None:
+def check_shapes(source: object, observations: Any, actions: Any) -> None:
     """Refuse images, discrete actions, and what is not [N, s] and [N, a]. Takes arrays or HDF5 datasets, unread."""
     if observations.ndim > 2:
         found = f"has shape {observations.shape} and dtype {observations.dtype}"
@@ -83,14 +90,14 @@ def check_shapes(source: object, observations: Any, actions: Any, task: Task | N
             raise problem(source, field, f"has shape {values.shape}", expected[field])
     if len(observations) == 0:
         raise problem(source, "observations", "has no rows", "at least one row")
-    if task is not None:
-        check_width(source, "actions", actions.shape[1], task.action_dim, task)
 
 
-def check_width(source: object, field: str, found: int, expected: int | None, task: Task) -> None:
-    """A row of the file must be as wide as the task says."""
-    if expected is not None and found != expected:
-        raise problem(source, field, f"has {found} columns", f"{expected} for task {task.name}")
+def check_widths(source: object, observations: Array, actions: Array, task: Task) -> None:
+    """Rows must be as wide as the task says."""
+    expected = {"actions": (actions, task.action_dim), "observations": (observations, task.observation_dim)}
+    for field, (values, width) in expected.items():
+        if width is not None and values.shape[1] != width:
+            raise problem(source, field, f"has {values.shape[1]} columns", f"{width} for task {task.name}")
 
 
 def check_same_length(source: object, reference: Array, **fields: Array | None) -> None:

@@ -19,19 +19,17 @@ from c4rl.data.checks import (
     as_float32,
     check_same_length,
     check_shapes,
-    check_width,
     problem,
 )
 from c4rl.data.hdf5 import Hdf5
 from c4rl.data.metadata import C4RL, from_bytes
-from c4rl.environments.tasks import Task
 
 COUNT = "num_episodes"  # tells a dump from other HDF5 files
 COLUMNS = ("observations", "actions", "rewards", "terminated")
 VERSION = "2.1"  # of d3rlpy's layout
 
 
-def read_d3rlpy(file: Hdf5, task: Task | None = None) -> Log:
+def read_d3rlpy(file: Hdf5) -> Log:
     path = file.path
     expected = f"d3rlpy's arrays {', '.join(f'{name}_0' for name in COLUMNS)}, ... of vectors"
     array = partial(file.array, expected=expected)
@@ -42,7 +40,7 @@ def read_d3rlpy(file: Hdf5, task: Task | None = None) -> Log:
     parts: dict[str, list[Array]] = {name: [] for name in ("observations", "actions", "rewards", "ends")}
     for i in range(count):
         observations, actions = array(f"observations_{i}").read(), array(f"actions_{i}").read()
-        check_shapes(f"{path}: episode {i}", observations, actions, task)
+        check_shapes(f"{path}: episode {i}", observations, actions)
         rewards = as_column(path, f"rewards_{i}", array(f"rewards_{i}").read())
         check_same_length(f"{path}: episode {i}", observations, actions=actions, rewards=rewards)
         ends = np.zeros((2, len(rewards)), dtype=bool)  # terminal, cut
@@ -55,8 +53,6 @@ def read_d3rlpy(file: Hdf5, task: Task | None = None) -> Log:
     rows = {name: np.concatenate(values) for name, values in parts.items()}
     own = _own_fields(file, rows)
     ends = rows.pop("ends")
-    if task is not None:
-        check_width(path, "observations", rows["observations"].shape[1], task.observation_dim, task)
     own |= {"terminals": ends[:, 0].copy(), "cuts": ends[:, 1].copy()}
     return Log(str(path), rows["observations"], rows["actions"], rows["rewards"], **own)
 

@@ -28,7 +28,6 @@ from c4rl.data.checks import (
     as_float32,
     check_same_length,
     check_shapes,
-    check_width,
     problem,
 )
 from c4rl.data.hdf5 import Hdf5, Hdf5Array
@@ -89,7 +88,7 @@ def read_d4rl(file: Hdf5, task: Task | None = None) -> Log:
     path, notes = file.path, list[str]()
     field = partial(file.array, expected="D4RL's arrays observations, actions, rewards and terminals")
     stored_observations, stored_actions = field("observations"), field("actions")
-    check_shapes(path, stored_observations, stored_actions, task)
+    check_shapes(path, stored_observations, stored_actions)
     stored_next = field("next_observations") if "next_observations" in file else None
     if stored_next is not None and stored_next.shape != stored_observations.shape:
         raise problem(path, "next_observations", f"has shape {stored_next.shape}", f"{stored_observations.shape}")
@@ -97,8 +96,6 @@ def read_d4rl(file: Hdf5, task: Task | None = None) -> Log:
     width = _observation_width(path, arrays, stored_actions.shape[1], task)
     if width != stored_observations.shape[1]:
         notes.append(f"Observation columns {ANT} to {ANT_WITH_CONTACT_FORCES - 1} are all zero and were cut off.")
-    if task is not None:
-        check_width(path, "observations", width, task.observation_dim, task)
 
     observations = stored_observations.read(np.float32, width)
     next_observations = None if stored_next is None else stored_next.read(np.float32, width)

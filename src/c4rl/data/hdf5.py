@@ -23,7 +23,7 @@ import numpy as np
 
 from c4rl.core.array import Array
 from c4rl.core.errors import InputError
-from c4rl.data.checks import Allowance, problem, reason, row_blocks
+from c4rl.data.checks import Allowance, problem, reason, row_blocks, some
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 DEFLATE, SHUFFLE, FLETCHER32 = 1, 2, 3
@@ -112,7 +112,6 @@ def _name(code: int) -> str:
 
 
 STRUCTURE = StructureProcess()
-NAMED = 12  # names that a message lists
 
 
 class Hdf5Array:
@@ -137,7 +136,7 @@ class Hdf5Array:
         elif self._node["at"] is None or row == 0:  # never written
             return
         rest = tuple(slice(0, side) for side in self.shape[1:])
-        for rows in row_blocks(len(self)):
+        for rows in row_blocks(len(self), 1 + 2**24 // max(row, 1)):  # 16 MiB: a read of 2 GiB would come back short
             start, size = rows.start * row, (rows.stop - rows.start) * row
             block = raw[start : start + size] if "bytes" in self._node else self._bytes(self._node["at"] + start, size)
             yield (rows, *rest), np.frombuffer(block, self._stored).reshape(-1, *self.shape[1:])
@@ -250,18 +249,13 @@ class Hdf5:
         if node["kind"] == "error":
             raise problem(self.path, name, f"is not readable ({reason(ValueError(node['error']))})", expected)
         if node["kind"] != "array":
-            missing = f"missing among {_some(self.names(name.rpartition('/')[0]))}"
+            missing = f"missing among {some(self.names(name.rpartition('/')[0]))}"
             found = missing if node["kind"] == "missing" else f"a {node['kind']}"
             raise problem(self.path, name, f"is {found}", expected)
         if node.get("elsewhere"):
             found = "takes its numbers from another file, which is refused"
             raise problem(self.path, name, found, "an array in the file itself")
         return node
-
-
-def _some(names: list[str]) -> str:
-    """A file of episodes may have thousands."""
-    return str(names) if len(names) <= NAMED else f"{names[:NAMED]} and {len(names) - NAMED} more"
 
 
 @contextmanager

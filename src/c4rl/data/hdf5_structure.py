@@ -32,9 +32,9 @@ def structure(path: str, in_file: list[str], in_episode: list[str], numbered: li
             return {"outside": outside.decode(errors="replace")}
         nodes = {"": _node(file, "/")}
         episodes = [name for name in nodes[""]["names"] if name.startswith("episode_")]
-        for episode in episodes:
-            _add(file, episode, nodes)
-        in_file = in_file + [name for name in nodes[""]["names"] if name.startswith(tuple(numbered))]
+        columns = [name for name in nodes[""]["names"] if name.startswith(tuple(numbered))]
+        for name in episodes or columns:
+            _add(file, name, nodes)
         for name in [f"{episode}/{name}" for episode in episodes for name in in_episode] or in_file:
             _look_up(file, name, nodes)
         return {"nodes": nodes}

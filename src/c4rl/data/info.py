@@ -47,7 +47,7 @@ def _duplicates(dataset: Dataset) -> int:
     width = sum(field.shape[1] for field in fields)
     multipliers = np.random.Generator(np.random.PCG64(0)).integers(1, 2**63, width + 1, dtype=np.uint64) * 2 + 1
     hashes = dataset.terminals * multipliers[-1]
-    for rows in row_blocks(len(dataset)):
+    for rows in row_blocks(len(dataset), 1 + 2**21 // width):  # 16 MiB of bits
         joined = np.concatenate([field[rows] for field in fields], axis=1)
         bits = joined.view(np.uint32).astype(np.uint64)
         bits ^= bits << np.uint64(29)  # spread the low bits, which a product alone would not

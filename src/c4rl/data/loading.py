@@ -1,7 +1,6 @@
 """Loads any supported file as a Dataset, or raises one sentence that says why not."""
 
 import stat
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from c4rl.core.errors import InputError
 from c4rl.core.files import sha256_of
 from c4rl.data.arrays import read_arrays
 from c4rl.data.assembly import Log, assemble
-from c4rl.data.checks import LARGEST, action_bounds, reason
+from c4rl.data.checks import LARGEST, action_bounds, check_widths, reason
 from c4rl.data.d3rlpy import COUNT, read_d3rlpy
 from c4rl.data.d4rl import read_d4rl
 from c4rl.data.dataset import Dataset
@@ -21,8 +20,7 @@ from c4rl.data.hdf5 import SIGNATURE, open_hdf5
 from c4rl.data.minari import PREFIX, locate, main_file, read_minari
 from c4rl.environments.tasks import Task
 
-Reader = Callable[[Path, Task | None], Log]
-
+NPZ, HDF5 = "an npz file", "HDF5"
 EXPECTED = "expected an npz file, a D4RL or d3rlpy HDF5 file, or the folder of a local Minari dataset"
 KNOWN_FOREIGN = {
     b"\x93NUMPY": "a single numpy array (.npy)",
@@ -33,8 +31,8 @@ KNOWN_FOREIGN = {
 }
 
 
-def _recognise(path: Path) -> tuple[str, Reader]:
-    """The kind of the file, by its first bytes, and its reader."""
+def _recognise(path: Path) -> str:
+    """The kind of the file, by its first bytes."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise InputError(f"{path}: not a regular file; {EXPECTED}.")
     with path.open("rb") as file:
@@ -42,9 +40,9 @@ def _recognise(path: Path) -> tuple[str, Reader]:
     if not head:
         raise InputError(f"{path}: the file is empty; {EXPECTED}.")
     if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
-        return "an npz file", read_arrays
+        return NPZ
     if head == SIGNATURE:
-        return "HDF5", _read_hdf5
+        return HDF5
     found = next((name for magic, name in KNOWN_FOREIGN.items() if head.startswith(magic)), "in no known format")
     raise InputError(f"{path}: the file is {found}; {EXPECTED}.")
 
@@ -52,8 +50,8 @@ def _recognise(path: Path) -> tuple[str, Reader]:
 def _read_hdf5(path: Path, task: Task | None) -> Log:
     with open_hdf5(path) as file:
         if file.episodes:
-            return read_minari(file, task)
-        return read_d3rlpy(file, task) if COUNT in file else read_d4rl(file, task)
+            return read_minari(file)
+        return read_d3rlpy(file) if COUNT in file else read_d4rl(file, task)
 
 
 def load_dataset(
@@ -76,8 +74,8 @@ def load_dataset(
             file = locate(str(path).removeprefix(PREFIX))
         if file.is_dir():
             file = main_file(file)
-        kind, read = _recognise(file)
-        log = read(file, task)
+        kind = _recognise(file)
+        log = read_arrays(file) if kind == NPZ else _read_hdf5(file, task)
         sha256 = sha256_of(file)
     except InputError:
         raise
@@ -88,6 +86,8 @@ def load_dataset(
             raise InputError(f"{error.filename}: cannot be read ({error.strerror}); {EXPECTED}.") from error
         found = f"not readable as {kind} ({reason(error)})"
         raise InputError(f"{file}: {found}; expected a complete, undamaged file.") from error
+    if task is not None:
+        check_widths(file, log.observations, log.actions, task)
     low, high = action_bounds(
         file,
         log.actions.shape[1],

@@ -31,13 +31,11 @@ from c4rl.data.checks import (
     as_flags,
     as_float32,
     check_shapes,
-    check_width,
     problem,
     reason,
 )
 from c4rl.data.hdf5 import EPISODE, Hdf5
 from c4rl.data.metadata import C4RL, checked
-from c4rl.environments.tasks import Task
 
 MAIN_FILE, PREFIX = "main_data.hdf5", "minari:"
 ID = r"[\w-][\w.-]*(/[\w-][\w.-]*)*"
@@ -170,7 +168,7 @@ def _episode(file: Hdf5, name: str, layout: list[tuple[str, int | None]]) -> dic
     return fields
 
 
-def read_minari(file: Hdf5, task: Task | None = None) -> Log:
+def read_minari(file: Hdf5) -> Log:
     """Read the `main_data.hdf5` of a local Minari dataset; the module's docstring describes the format."""
     path = file.path
     stored = _metadata(path.parent, within=path.parent)
@@ -225,7 +223,4 @@ def read_minari(file: Hdf5, task: Task | None = None) -> Log:
     )
     if all("next_actions" in episode for episode in episodes):
         log.next_actions, log.next_action_valid = joined("next_actions"), joined("next_action_valid")
-    if task is not None:
-        check_width(path, "observations", log.observations.shape[1], task.observation_dim, task)
-        check_width(path, "actions", log.actions.shape[1], task.action_dim, task)
     return log

@@ -24,7 +24,7 @@ from c4rl.core.files import replacing, sha256_of, write_json
 from c4rl.core.worker_process import Message, Parent, WorkerDied, WorkerProcess, described
 from c4rl.data.assembly import number_trajectories
 from c4rl.data.behaviour_agents import ARM, RANDOM
-from c4rl.data.checks import LARGEST
+from c4rl.data.checks import LARGEST, check_finite
 from c4rl.data.policy_files import read_policies, trained_for
 from c4rl.environments.evaluation import MAX_WORKERS, available_cores
 from c4rl.environments.tasks import GOAL_ANT, Task
@@ -255,6 +255,7 @@ class Recorder:
         if key not in self._actors:
             self._actors[key] = self._actor(*key, job["seed"])
         arrays = record_block(*self._actors[key], [job["seed"], job["k"], job["b"]], job["rows"])
+        check_finite("simulated rows", **{name: arrays[name] for name in PER_ROW})
         with replacing(_block(Path(job["folder"]), job["k"], job["b"])) as temporary, open(temporary, "wb") as output:
             np.savez(output, allow_pickle=False, **arrays)
 
@@ -316,11 +317,11 @@ def record_block(
                 action = rng.uniform(space.low, space.high).astype(np.float32)
             else:
                 action = policy.act(observation, rng)
-            observations.append(observation.astype(np.float32))
+            observations.append(np.array(observation, np.float32))
+            actions.append(np.array(action))  # before the step, which may change it
             observation, reward, terminated, truncated, _ = environment.step(action)
-            actions.append(action)
             rewards.append(float(reward))
-            following.append(observation.astype(np.float32))
+            following.append(np.array(observation, np.float32))
             done = terminated or truncated
         lengths.append(len(rewards) - first)
         ends.append(bool(terminated))

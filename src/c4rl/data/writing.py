@@ -110,7 +110,7 @@ def _write_d3rlpy(path: Path, dataset: Dataset) -> None:
 def _minari_id(dataset: Dataset, folder: Path) -> str:
     if folder.resolve().is_relative_to(root_folder().resolve()):
         return str(folder.resolve().relative_to(root_folder().resolve()))
-    name = str(dataset.metadata.get("name") or f"converted/{re.sub(r'[^A-Za-z0-9_-]+', '-', folder.name)}")
+    name = re.sub(r"[^A-Za-z0-9_/-]+", "-", str(dataset.metadata.get("name") or f"converted/{folder.name}"))
     return name if re.search(r"-v\d+$", name) else f"{name}-v0"
 
 

@@ -1,10 +1,13 @@
 """Environments by their Gymnasium id."""
 
+import sys
 import warnings
+from contextlib import redirect_stdout
 
 import gymnasium
 
 from c4rl.core.errors import InputError
+from c4rl.core.worker_process import described
 
 # the user asked for -v4: hide gymnasium's advice to use -v5
 _ADVICE = r".*The environment (Hopper|HalfCheetah|Walker2d|Ant)-v4 is out of date"
@@ -28,10 +31,21 @@ def gym_dimensions(environment: str) -> tuple[int, int, int]:
 
 
 def make_gym(environment: str, horizon: int | None = None) -> gymnasium.Env:
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), redirect_stdout(sys.stderr):  # ours may be JSON
         warnings.filterwarnings("ignore", message=_ADVICE, category=DeprecationWarning)
         try:
             # the checker only warns about the environment's code, and costs time in every evaluation
             return gymnasium.make(environment, max_episode_steps=horizon, disable_env_checker=True)
-        except (gymnasium.error.Error, ImportError) as error:
-            raise InputError(f"task 'gym:{environment}': gymnasium cannot make it: {error}") from error
+        except (Exception, SystemExit) as error:  # the environment's own code may raise anything, a script's may exit
+            why = described(error).removesuffix(".") + _hint(environment, error)
+            raise InputError(f"task 'gym:{environment}': gymnasium cannot make it: {why}") from error
+
+
+def _hint(environment: str, error: BaseException) -> str:
+    """How an environment of the user's own is found."""
+    module, colon, _ = environment.partition(":")
+    if isinstance(error, gymnasium.error.UnregisteredEnv) and not colon:
+        return "; gym:MODULE:ID imports the module that registers it"
+    if colon and isinstance(error.__cause__, ModuleNotFoundError) and error.__cause__.name == module.partition(".")[0]:
+        return "; with PYTHONPATH=. modules in this folder are found"
+    return ""

@@ -40,8 +40,8 @@ class TrainConfig(ActionBounds):
     """npz, D4RL hdf5, a d3rlpy dump, or a local Minari dataset (its folder, or minari:ID); several of one shape train
     together."""
     task: tuple[str, ...] = option(("none",))
-    """A name from `c4rl tasks`, gym:ID for any Gymnasium environment, or none for no simulator; one for all datasets,
-    or one each."""
+    """A name from `c4rl tasks`, gym:ID for any Gymnasium environment (gym:MODULE:ID if MODULE registers it), or none
+    for no simulator; one for all datasets, or one each."""
     output: Path = option(Path("runs/job"), incidental=True)
     """Folder of this job; must not exist. On the command line its default is runs/DATASET-PRESET (or -ALGORITHM)."""
     preset: str = option(NO_PRESET, choices=(NO_PRESET, BEST, PUBLISHED, *PRESETS), incidental=True)

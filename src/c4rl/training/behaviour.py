@@ -29,10 +29,11 @@ from c4rl.core.files import read_json, replacing, write_json
 from c4rl.core.networks import Stack
 from c4rl.core.random import Streams
 from c4rl.core.version import __version__
+from c4rl.data.checks import action_bounds
 from c4rl.data.collection import Collector
+from c4rl.data.loading import environment_bounds
 from c4rl.data.policy_files import write_gaussian
 from c4rl.environments.evaluation import EvaluationPool
-from c4rl.environments.making import make_environment
 from c4rl.environments.tasks import Task, get_task, missing, simulator
 from c4rl.jobs.behaviour_config import BLOCK, BehaviourConfig
 from c4rl.plugins.layer_norm import LayerNorm, LayerNormConfig
@@ -54,8 +55,7 @@ class BehaviourTraining:
         self.config, self.folder, self.print_line = config, folder, print_line
         self.task: Task = get_task(config.task)
         self.device = choose_device(config.device)
-        space = _action_space(self.task)
-        self.low, self.high = np.asarray(space.low, np.float32), np.asarray(space.high, np.float32)
+        self.low, self.high = _action_bounds(self.task)
         self.replay = Replay(config, self.task, self.device)
         self.step = torch.zeros((), dtype=torch.int64, device=self.device)
         self.streams = Streams(list(config.seeds), self.step)
@@ -237,12 +237,11 @@ class BehaviourTraining:
         self.step.fill_(self.updates)
 
 
-def _action_space(task: Task) -> Any:
-    environment = make_environment(task)
-    try:
-        return environment.action_space
-    finally:
-        environment.close()
+def _action_bounds(task: Task) -> tuple[Array, Array]:
+    low, high = environment_bounds(task)
+    if low is None or high is None:
+        raise InputError(f"task '{task.name}': found actions without bounds, expected bounds that agents explore")
+    return action_bounds(f"task '{task.name}'", np.size(low), low, high)
 
 
 def open_training(
@@ -302,7 +301,8 @@ def train_together(
                 time.sleep(WAIT_SECONDS)
     except Exception:
         for training in trainings:
-            if training.steps == 0:  # nothing was done: nothing to go on from
+            # nothing was done: nothing to go on from, nor to keep of an earlier attempt
+            if training.steps == 0 and not any((training.folder / "snapshots").iterdir()):
                 shutil.rmtree(training.folder, ignore_errors=True)
         raise
     finally:
