@@ -7,16 +7,20 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 import c4rl.training.loop as loop
 import c4rl.training.preparation as preparation
+from c4rl.environments.tasks import Task
 from c4rl.jobs.config import TrainConfig
+from c4rl.jobs.runs import RunKey
 from c4rl.training import evaluation, event_file
-from c4rl.training.checkpoint import load_checkpoint, load_progress, newest_policy
+from c4rl.training.checkpoint import load_checkpoint, load_progress, policy_updates
 from c4rl.training.launch import Launch
 from c4rl.training.run_directory import RunDirectory
 from tests.cli.support import assert_same_tensors, listing, metric_lines, run, summary
@@ -157,29 +161,71 @@ def test_an_end_before_the_planned_one(eval_every: int, straight: Path, plain_da
     assert listing(folder).keys() == before.keys()
 
 
-def test_an_end_before_policies_that_were_scored(
-    maze_data: Path, plain_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The last policies are written anew; of the best ones those until there are lost."""
+def test_an_end_before_policies_that_were_scored(plain_data: Path, tmp_path: Path) -> None:
+    """The last policies are written anew."""
     folder = tmp_path / "job"
     begin(folder, "--dataset", plain_data, "--eval-every", "2", at=17)
-    assert newest_policy(folder / "policy_last.safetensors") == 16
+    assert policy_updates(folder / "policy_last.safetensors") == {0: 16, 1: 16}
     assert run("train", "--resume", folder, "--updates", "10") == 0
-    assert newest_policy(folder / "policy_last.safetensors") == 10
+    assert policy_updates(folder / "policy_last.safetensors") == {0: 10, 1: 10}
     begin(tmp_path / "planned", "--dataset", plain_data, "--updates", "10")
     assert_same_tensors(folder, tmp_path / "planned", "policy_last")
 
-    folder = tmp_path / "scored"
-    simulated = ["--task", "maze2d-open-dense-v0", "--dataset", maze_data, "--eval-episodes", "1"]
+
+def test_killed_while_the_end_was_scored(plain_data: Path, tmp_path: Path) -> None:
+    """Its evaluation is in metrics.jsonl, and no checkpoint has counted it."""
+    folder, every = tmp_path / "job", ["--dataset", plain_data, "--eval-every", "8"]
+    begin(folder, *every, at=15)
+
+    def cut(self: loop.Trainer, step: int, forced: bool = False) -> None:
+        raise PowerCut
+
     with pytest.MonkeyPatch.context() as monkeypatch:
-        rising = iter(range(100))
-        monkeypatch.setattr(evaluation, "score_record", lambda task, returns: {"score": next(rising), "returns": [0.0]})
-        begin(folder, *simulated, "--eval-every", "2", at=17)
-    before = listing(folder)
-    assert run("train", "--resume", folder, "--updates", "10") == 2
-    assert "found a policy of update 16, which took the place of earlier ones" in capsys.readouterr().err
-    assert listing(folder) == before
-    assert run("train", "--resume", folder, "--updates", "20") == 0
+        monkeypatch.setattr(loop.Trainer, "_save", cut)
+        with pytest.raises(PowerCut):
+            run("train", "--resume", folder, "--updates", "10")
+    assert metric_lines(folder)[-1]["update"] == 10
+    assert run("train", "--resume", folder) == 0
+    begin(tmp_path / "planned", *every, "--updates", "10")
+    assert metric_lines(folder) == metric_lines(tmp_path / "planned")
+    assert summary(folder)["last"] == summary(tmp_path / "planned")["last"]
+
+
+@pytest.mark.parametrize("updates", ["10", "30"])
+def test_the_best_and_selected_policies_are_those_of_the_scores(
+    updates: str, maze_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were replaced after the last checkpoint, and the resumed job, on another device, does not get as far."""
+    found, sign = iter(range(1000)), 1.0
+
+    def measure(self: evaluation.HeldOutEvaluation, launches: list[Launch]) -> dict[RunKey, dict[str, float]]:
+        return {key: {"held_out_action_rmse": -sign * next(found)} for launch in launches for key in launch.keys}
+
+    def score(task: Task, returns: np.ndarray) -> dict[str, Any]:
+        return {"score": sign * next(found), "returns": [0.0]}
+
+    def killed(self: loop.Trainer) -> None:
+        self.directory.close()
+        raise PowerCut
+
+    monkeypatch.setattr(evaluation.HeldOutEvaluation, "__call__", measure)
+    monkeypatch.setattr(evaluation, "score_record", score)
+    folder, straight = tmp_path / "job", tmp_path / "straight"
+    flags = ["--task", "maze2d-open-dense-v0", "--dataset", maze_data, "--eval-episodes", "1", "--eval-every", "2"]
+    begin(straight, *flags, "--select", "held-out", "--updates", "10")
+    begin(folder, *flags, "--select", "held-out", at=17)
+    for which in ("best", "selected"):
+        assert policy_updates(folder / f"policy_{which}.safetensors") == {0: 16, 1: 16}
+    sign = -1.0
+    with monkeypatch.context() as patched, pytest.raises(PowerCut):  # killed again, as soon as it had begun
+        patched.setattr(loop.Trainer, "run", killed)
+        run("train", "--resume", folder, "--updates", updates)
+    assert run("train", "--resume", folder) == 0
+    for which in ("best", "selected"):
+        assert summary(folder)[which]["updates"] == [10, 10]
+        assert policy_updates(folder / f"policy_{which}.safetensors") == {0: 10, 1: 10}
+        assert_same_tensors(folder, straight, f"policy_{which}")
+    assert not list(folder.glob("pending_*"))
 
 
 def test_a_kept_checkpoint_that_was_about_to_be_copied(

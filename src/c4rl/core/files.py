@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,6 +41,11 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def copy_file(source: Path, target: Path) -> None:
+    with replacing(target) as temporary:
+        shutil.copyfile(source, temporary)
 
 
 def not_written(path: Path, error: Exception, folder: Path) -> OSError:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from c4rl.core.errors import InputError
 from c4rl.core.extras import how_to_install
-from c4rl.core.files import replacing, write_json
+from c4rl.core.files import copy_file, write_json
 from c4rl.core.typed_json import jsonable
 from c4rl.data.packing import pack_datasets
 from c4rl.environments.tasks import simulator
@@ -122,7 +122,6 @@ class Trainer:
     ) -> None:
         self.config, self.directory, self.device = config, directory, device
         self.runs = runs_of(config)
-        self.scalings = [preparation.scaling for preparation in preparations]
         self.buffer = pack_datasets([(p.train, p.scaling) for p in preparations], device)
         self.good, self.requests = GoodStates(), StopRequests()
         self.progress = Progress(
@@ -327,12 +326,7 @@ class Trainer:
     def _keep_checkpoint(self, step: int) -> None:
         """A copy of the one that was just submitted: files are written in order."""
         latest, kept = self.directory.checkpoint, self.directory.kept_checkpoint(step)
-
-        def write() -> None:
-            with replacing(kept) as temporary:
-                shutil.copyfile(latest, temporary)
-
-        self.writer.submit(kept, write)
+        self.writer.submit(kept, lambda: copy_file(latest, kept))
 
     def _finish_early(self, step: int) -> None:
         """All is saved; wait for pending evaluations. A second request to stop skips them: a resumed job does them."""

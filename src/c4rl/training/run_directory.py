@@ -249,6 +249,11 @@ def is_result(name: str) -> bool:
     return name == "score" or name.endswith("_rmse")
 
 
+def is_scored(record: Mapping[str, Any]) -> bool:
+    """Whether this line of metrics.jsonl is of an evaluation."""
+    return any(map(is_result, record))
+
+
 def _number(value: Any, origin: str) -> float:
     with suppress(OverflowError):
         if type(value) in (int, float) or value in NOT_FINITE:
