@@ -6,6 +6,8 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 import c4rl.training.loop as loop
 import c4rl.training.preparation as preparation
+from c4rl.core.array import Array
 from c4rl.environments.tasks import Task
 from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.runs import RunKey
@@ -216,7 +219,10 @@ def test_the_best_and_selected_policies_are_those_of_the_scores(
     begin(folder, *flags, "--select", "held-out", at=17)
     for which in ("best", "selected"):
         assert policy_updates(folder / f"policy_{which}.safetensors") == {0: 16, 1: 16}
-    sign = -1.0
+    sign, shown = -1.0, list[list[float]]()
+    monkeypatch.setattr(
+        loop.Display, "finished", lambda self: shown.append([run["best"] for run in self.runs.values()])
+    )
     with monkeypatch.context() as patched, pytest.raises(PowerCut):  # killed again, as soon as it had begun
         patched.setattr(loop.Trainer, "run", killed)
         run("train", "--resume", folder, "--updates", updates)
@@ -226,6 +232,7 @@ def test_the_best_and_selected_policies_are_those_of_the_scores(
         assert policy_updates(folder / f"policy_{which}.safetensors") == {0: 10, 1: 10}
         assert_same_tensors(folder, straight, f"policy_{which}")
     assert not list(folder.glob("pending_*"))
+    assert shown == [summary(folder)["best"]["scores"]]  # in the live table
 
 
 def test_a_kept_checkpoint_that_was_about_to_be_copied(
@@ -324,6 +331,26 @@ def test_on_another_simulator(
     assert load_progress(folder / "checkpoint.safetensors").environment == (
         began_on if code == 2 else summary(folder)["environment"]
     )
+
+
+def test_asked_to_stop_while_an_environment_hangs(
+    maze_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first request tells what the job waits for."""
+
+    def hanging(returns: Future[Array], check: Callable[[], None]) -> Array:
+        for _ in range(100):
+            check()
+        os.kill(os.getpid(), signal.SIGINT)
+        return hanging(returns, check)
+
+    monkeypatch.setattr(evaluation, "wait_for", hanging)
+    flags = ["--dataset", maze_data, "--task", "maze2d-open-dense-v0", "--eval-episodes", "1", *STEADY]
+    assert run("train", *flags, "--updates", "2", "--output", tmp_path / "job") == 130
+    out, err = capsys.readouterr()
+    told = "interrupted: waiting for the evaluation on maze2d-open-dense-v0 to end; interrupt again to stop without it"
+    assert [line for line in out.splitlines() if "interrupt" in line] == [told]
+    assert err.startswith("c4rl: interrupted twice: left as of the last checkpoint; continue with: c4rl train")
 
 
 def test_asked_to_stop_again_and_again_it_ends_cleanly(maze_data: Path, tmp_path: Path) -> None:
