@@ -346,11 +346,15 @@ def test_asked_to_stop_while_an_environment_hangs(
 
     monkeypatch.setattr(evaluation, "wait_for", hanging)
     flags = ["--dataset", maze_data, "--task", "maze2d-open-dense-v0", "--eval-episodes", "1", *STEADY]
-    assert run("train", *flags, "--updates", "2", "--output", tmp_path / "job") == 130
+    folder = tmp_path / "my job"
+    assert run("train", *flags, "--updates", "2", "--output", folder) == 130
     out, err = capsys.readouterr()
     told = "interrupted: waiting for the evaluation on maze2d-open-dense-v0 to end; interrupt again to stop without it"
     assert [line for line in out.splitlines() if "interrupt" in line] == [told]
-    assert err.startswith("c4rl: interrupted twice: left as of the last checkpoint; continue with: c4rl train")
+    advice = f"c4rl train --resume '{folder}'\n"  # for a shell
+    assert err == f"c4rl: interrupted twice: left as of the last checkpoint; continue with: {advice}"
+    assert run("train", *flags, "--output", folder) == 2
+    assert capsys.readouterr().err.endswith(f"; to continue that job: {advice}")
 
 
 def test_asked_to_stop_again_and_again_it_ends_cleanly(maze_data: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from c4rl.core.errors import InputError, Interrupted
 from c4rl.core.extras import how_to_install
-from c4rl.core.files import copy_file, write_json
+from c4rl.core.files import copy_file, how_to_resume, write_json
 from c4rl.core.typed_json import jsonable
 from c4rl.data.packing import pack_datasets
 from c4rl.environments.tasks import simulator
@@ -228,7 +228,7 @@ class Trainer:
 
     @property
     def _how_to_continue(self) -> str:
-        return f"continue with: c4rl train --resume {self.directory.path}"
+        return f"continue with: {how_to_resume(self.directory.path)}"
 
     # -- one update and what happens around it
 

@@ -85,8 +85,10 @@ def join(
         kept = joined([RunDirectory(folder).kept_checkpoint(update) for folder in folders])
         save_checkpoint(directory.kept_checkpoint(update), *kept[:2])
     for events in [path for folder in folders for path in (folder / "tensorboard").glob("*")]:
-        (directory.path / "tensorboard").mkdir(exist_ok=True)
-        events.replace(directory.path / "tensorboard" / events.name)
+        shown = directory.path / "tensorboard" / events.name
+        shown.parent.mkdir(exist_ok=True)
+        shutil.rmtree(shown, ignore_errors=True)  # left by a join that was killed, before the launch was trained on
+        events.replace(shown)
     ensembles = _ensembles(config, preparations, directory, progress) if config.ensemble else {}
     selected = selected_records(lines, CRITERIA[config.select]) if config.select != "none" else {}
     device = torch.device(config.device)
