@@ -46,7 +46,7 @@ def begin(folder: Path, *flags: object, at: int | None = None) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(Launch, "update", cut)
         every = ["--updates", "30", "--log-every", "10", "--checkpoint-every", "10"]
-        words = ["train", "--task", "none", *STEADY, *every, "--output", folder, *flags]
+        words = ["train", *STEADY, *every, "--output", folder, *flags]
         if at is None:
             assert run(*words) == 0
         else:
