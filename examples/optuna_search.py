@@ -22,8 +22,8 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 import c4rl
+from c4rl.core.errors import Interrupted
 from c4rl.jobs.config import empty_config
-from c4rl.training.loop import Interrupted
 
 LABELS = {
     "simulator": "score chosen in the simulator",

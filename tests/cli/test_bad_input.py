@@ -318,6 +318,9 @@ def test_bad_input_is_one_sentence_and_leaves_nothing_behind(
         ("train --updates 5.5", "--updates: found '5.5', expected a whole number"),
         ("train --seeds one", "--seeds: found 'one', expected a whole number"),
         ("train --seeds", "--seeds: found none, expected a whole number"),
+        ("train --plugins", "--plugins: found none, expected one of c4, layer_norm"),
+        ("train --sweep tau=0.1 --sweep alpha=1", "--sweep: found 2 times, expected it once, with all"),
+        ("train --seeds=1 --seeds=2", "--seeds: found 2 times, expected it once, with all its words"),
         ("train --subset columns", "--subset: found 'columns', expected one of trajectories, rows"),
         (
             "train --size much",

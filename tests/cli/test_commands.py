@@ -362,6 +362,7 @@ def test_help_shows_the_flags_of_the_chosen_algorithm(capsys: pytest.CaptureFixt
             run("train", "--algorithm", algorithm, "--help")
         assert stop.value.code == 0
         shown[algorithm] = capsys.readouterr().out
+    assert "(default: runs/DATASET-td3_bc)" in " ".join(shown["td3_bc"].split())
     assert "--policy-delay" in shown["td3_bc"] and "--policy-delay" not in shown["bc"]
     assert "--top-fraction" in shown["bc"] and "--top-fraction" not in shown["td3_bc"]
 

@@ -1,12 +1,15 @@
 """`c4rl demo`, made small: what it prints is what it stored, and it draws what it says."""
 
+import os
 import re
+import signal
 from pathlib import Path
 
 import pytest
 from matplotlib.image import imread
 
 from tests.cli.support import run, summary
+from tests.training.jobs import at_update
 
 SMALL = ["--size", "600", "--updates", "20", "--episodes", "2", "--seeds", "0", "1"]
 
@@ -28,6 +31,15 @@ def test_the_table_and_the_picture_are_those_of_the_stored_jobs(tmp_path: Path, 
     assert str(folder / "report.html") in printed.replace("\n", "")
     assert "data:image/png;base64," in page and "Inside the critic" in page
     assert all(job.name in page for job in jobs) and len(page) < 3e6
+
+
+def test_interrupted_it_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    at_update(monkeypatch, 2, lambda launch: os.kill(os.getpid(), signal.SIGINT))
+    assert run("demo", *SMALL, "--output", tmp_path / "demo") == 130
+    advice = f"interrupted: saved at update 2 of 4; continue with: c4rl train --resume {tmp_path}/demo/cloning"
+    assert capsys.readouterr().err == f"c4rl: {advice}\n"
 
 
 def test_a_second_demo_leaves_the_first_alone(

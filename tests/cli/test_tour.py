@@ -100,6 +100,13 @@ def test_output_that_nobody_reads_is_no_error(line: str) -> None:
     assert found.returncode == 0 and found.stderr == ""
 
 
+def test_a_job_whose_output_nobody_reads_is_not_done(job: Path, tmp_path: Path) -> None:
+    line = f"{sys.executable} -m c4rl train --config {job} --updates 99999 --output {tmp_path}/job | head -1"
+    found = subprocess.run(["bash", "-o", "pipefail", "-c", line], capture_output=True, text=True)
+    sentence = "nobody reads the output any more: left as of the last checkpoint; continue with: c4rl train --resume"
+    assert (found.returncode, found.stderr) == (130, f"c4rl: {sentence} {tmp_path}/job\n")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 @pytest.mark.parametrize("words", [["tasks"], ["--version"]])
 def test_output_that_cannot_be_written_is_one_sentence(words: list[str]) -> None:

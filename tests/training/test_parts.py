@@ -7,11 +7,18 @@ from rich.console import Console
 
 from c4rl.cli.train import config_of
 from c4rl.training.launch import Launch
-from c4rl.training.loop import train
+from c4rl.training.loop import resume, train
 from c4rl.training.parts import join, parts_of
 from c4rl.training.preparation import in_any_folder, prepare_all
 from c4rl.training.run_directory import RunDirectory
-from tests.cli.support import SMALL, assert_same_tensors, metric_lines, run, summary
+from tests.cli.support import (
+    SMALL,
+    assert_same_tensors,
+    assert_tensorboard_shows_the_metrics,
+    metric_lines,
+    run,
+    summary,
+)
 from tests.helpers import CPU
 
 EVERY = ["--updates", "40", "--log-every", "10", "--eval-every", "15", "--checkpoint-every", "9"]
@@ -75,6 +82,22 @@ def test_joining_again_after_a_crash(plain_data: Path, tmp_path: Path) -> None:
     assert [one["name"] for one in summary(tmp_path / "apart")["runs"]] == ["seed_0", "seed_3"]
     assert not (tmp_path / "apart" / "launches").exists()
     assert len(list((tmp_path / "apart" / "tensorboard").iterdir())) == 2
+
+
+def test_joining_after_a_crash_launches_that_were_trained_on(plain_data: Path, tmp_path: Path) -> None:
+    flags = [*SMALL, *EVERY, "--dataset", plain_data, "--algorithm", "cql", "--cql-actions", "2", "--seeds", "0", "3"]
+    flags += ["--threads", "1", "--device", "cpu"]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("c4rl.training.parts.summarise", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            apart(tmp_path / "apart", *flags)
+    for part in sorted((tmp_path / "apart" / "launches").iterdir()):
+        resume(part, Console(quiet=True), updates=50)
+    RunDirectory(tmp_path / "apart").change(updates=50)
+    longer = [*flags, "--updates", "50"]
+    apart(tmp_path / "apart", *longer, trained=True)
+    assert summary(tmp_path / "apart")["updates"] == 50
+    assert_tensorboard_shows_the_metrics(tmp_path / "apart")
 
 
 def apart(output: Path, *flags: object, trained: bool = False) -> int:

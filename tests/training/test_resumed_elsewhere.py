@@ -6,17 +6,24 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 import c4rl.training.loop as loop
 import c4rl.training.preparation as preparation
+from c4rl.core.array import Array
+from c4rl.environments.tasks import Task
 from c4rl.jobs.config import TrainConfig
+from c4rl.jobs.runs import RunKey
 from c4rl.training import evaluation, event_file
-from c4rl.training.checkpoint import load_checkpoint, load_progress, newest_policy
+from c4rl.training.checkpoint import load_checkpoint, load_progress, policy_updates
 from c4rl.training.launch import Launch
 from c4rl.training.run_directory import RunDirectory
 from tests.cli.support import assert_same_tensors, listing, metric_lines, run, summary
@@ -39,7 +46,7 @@ def begin(folder: Path, *flags: object, at: int | None = None) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(Launch, "update", cut)
         every = ["--updates", "30", "--log-every", "10", "--checkpoint-every", "10"]
-        words = ["train", "--task", "none", *STEADY, *every, "--output", folder, *flags]
+        words = ["train", *STEADY, *every, "--output", folder, *flags]
         if at is None:
             assert run(*words) == 0
         else:
@@ -157,29 +164,75 @@ def test_an_end_before_the_planned_one(eval_every: int, straight: Path, plain_da
     assert listing(folder).keys() == before.keys()
 
 
-def test_an_end_before_policies_that_were_scored(
-    maze_data: Path, plain_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The last policies are written anew; of the best ones those until there are lost."""
+def test_an_end_before_policies_that_were_scored(plain_data: Path, tmp_path: Path) -> None:
+    """The last policies are written anew."""
     folder = tmp_path / "job"
     begin(folder, "--dataset", plain_data, "--eval-every", "2", at=17)
-    assert newest_policy(folder / "policy_last.safetensors") == 16
+    assert policy_updates(folder / "policy_last.safetensors") == {0: 16, 1: 16}
     assert run("train", "--resume", folder, "--updates", "10") == 0
-    assert newest_policy(folder / "policy_last.safetensors") == 10
+    assert policy_updates(folder / "policy_last.safetensors") == {0: 10, 1: 10}
     begin(tmp_path / "planned", "--dataset", plain_data, "--updates", "10")
     assert_same_tensors(folder, tmp_path / "planned", "policy_last")
 
-    folder = tmp_path / "scored"
-    simulated = ["--task", "maze2d-open-dense-v0", "--dataset", maze_data, "--eval-episodes", "1"]
+
+def test_killed_while_the_end_was_scored(plain_data: Path, tmp_path: Path) -> None:
+    """Its evaluation is in metrics.jsonl, and no checkpoint has counted it."""
+    folder, every = tmp_path / "job", ["--dataset", plain_data, "--eval-every", "8"]
+    begin(folder, *every, at=15)
+
+    def cut(self: loop.Trainer, step: int, forced: bool = False) -> None:
+        raise PowerCut
+
     with pytest.MonkeyPatch.context() as monkeypatch:
-        rising = iter(range(100))
-        monkeypatch.setattr(evaluation, "score_record", lambda task, returns: {"score": next(rising), "returns": [0.0]})
-        begin(folder, *simulated, "--eval-every", "2", at=17)
-    before = listing(folder)
-    assert run("train", "--resume", folder, "--updates", "10") == 2
-    assert "found a policy of update 16, which took the place of earlier ones" in capsys.readouterr().err
-    assert listing(folder) == before
-    assert run("train", "--resume", folder, "--updates", "20") == 0
+        monkeypatch.setattr(loop.Trainer, "_save", cut)
+        with pytest.raises(PowerCut):
+            run("train", "--resume", folder, "--updates", "10")
+    assert metric_lines(folder)[-1]["update"] == 10
+    assert run("train", "--resume", folder) == 0
+    begin(tmp_path / "planned", *every, "--updates", "10")
+    assert metric_lines(folder) == metric_lines(tmp_path / "planned")
+    assert summary(folder)["last"] == summary(tmp_path / "planned")["last"]
+
+
+@pytest.mark.parametrize("updates", ["10", "30"])
+def test_the_best_and_selected_policies_are_those_of_the_scores(
+    updates: str, maze_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were replaced after the last checkpoint, and the resumed job, on another device, does not get as far."""
+    found, sign = iter(range(1000)), 1.0
+
+    def measure(self: evaluation.HeldOutEvaluation, launches: list[Launch]) -> dict[RunKey, dict[str, float]]:
+        return {key: {"held_out_action_rmse": -sign * next(found)} for launch in launches for key in launch.keys}
+
+    def score(task: Task, returns: np.ndarray) -> dict[str, Any]:
+        return {"score": sign * next(found), "returns": [0.0]}
+
+    def killed(self: loop.Trainer) -> None:
+        self.directory.close()
+        raise PowerCut
+
+    monkeypatch.setattr(evaluation.HeldOutEvaluation, "__call__", measure)
+    monkeypatch.setattr(evaluation, "score_record", score)
+    folder, straight = tmp_path / "job", tmp_path / "straight"
+    flags = ["--task", "maze2d-open-dense-v0", "--dataset", maze_data, "--eval-episodes", "1", "--eval-every", "2"]
+    begin(straight, *flags, "--select", "held-out", "--updates", "10")
+    begin(folder, *flags, "--select", "held-out", at=17)
+    for which in ("best", "selected"):
+        assert policy_updates(folder / f"policy_{which}.safetensors") == {0: 16, 1: 16}
+    sign, shown = -1.0, list[list[float]]()
+    monkeypatch.setattr(
+        loop.Display, "finished", lambda self: shown.append([run["best"] for run in self.runs.values()])
+    )
+    with monkeypatch.context() as patched, pytest.raises(PowerCut):  # killed again, as soon as it had begun
+        patched.setattr(loop.Trainer, "run", killed)
+        run("train", "--resume", folder, "--updates", updates)
+    assert run("train", "--resume", folder) == 0
+    for which in ("best", "selected"):
+        assert summary(folder)[which]["updates"] == [10, 10]
+        assert policy_updates(folder / f"policy_{which}.safetensors") == {0: 10, 1: 10}
+        assert_same_tensors(folder, straight, f"policy_{which}")
+    assert not list(folder.glob("pending_*"))
+    assert shown == [summary(folder)["best"]["scores"]]  # in the live table
 
 
 def test_a_kept_checkpoint_that_was_about_to_be_copied(
@@ -278,6 +331,30 @@ def test_on_another_simulator(
     assert load_progress(folder / "checkpoint.safetensors").environment == (
         began_on if code == 2 else summary(folder)["environment"]
     )
+
+
+def test_asked_to_stop_while_an_environment_hangs(
+    maze_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first request tells what the job waits for."""
+
+    def hanging(returns: Future[Array], check: Callable[[], None]) -> Array:
+        for _ in range(100):
+            check()
+        os.kill(os.getpid(), signal.SIGINT)
+        return hanging(returns, check)
+
+    monkeypatch.setattr(evaluation, "wait_for", hanging)
+    flags = ["--dataset", maze_data, "--task", "maze2d-open-dense-v0", "--eval-episodes", "1", *STEADY]
+    folder = tmp_path / "my job"
+    assert run("train", *flags, "--updates", "2", "--output", folder) == 130
+    out, err = capsys.readouterr()
+    told = "interrupted: waiting for the evaluation on maze2d-open-dense-v0 to end; interrupt again to stop without it"
+    assert [line for line in out.splitlines() if "interrupt" in line] == [told]
+    advice = f"c4rl train --resume '{folder}'\n"  # for a shell
+    assert err == f"c4rl: interrupted twice: left as of the last checkpoint; continue with: {advice}"
+    assert run("train", *flags, "--output", folder) == 2
+    assert capsys.readouterr().err.endswith(f"; to continue that job: {advice}")
 
 
 def test_asked_to_stop_again_and_again_it_ends_cleanly(maze_data: Path, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from c4rl.cli import (
     watch,
 )
 from c4rl.cli.parsing import Arguments
-from c4rl.core.errors import InputError, WorkFailed, printable
+from c4rl.core.errors import InputError, Interrupted, WorkFailed, printable
 from c4rl.core.extras import how_to_install
 from c4rl.core.version import __version__
 from c4rl.training.stopping import StopRequests
@@ -111,21 +111,21 @@ def command_line() -> None:
 
 
 def main(arguments: Arguments | None = None) -> int:
-    """Exit codes: 0 done, 1 work failed, 2 bad input (one sentence on stderr), 130 interrupted (all saved)."""
+    """Exit codes: 0 done, 1 work failed, 2 bad input (one sentence on stderr), 130 interrupted."""
     try:
         return _command(sys.argv[1:] if arguments is None else arguments)
     except InputError as error:
         return _refuse(str(error))
     except WorkFailed as failure:
-        print(f"c4rl: {printable(str(failure))}", file=sys.stderr)
-        return 1
+        return _say(str(failure), 1)
+    except Interrupted as stop:
+        return _say(str(stop), 130)
     except ModuleNotFoundError as error:
         if (advice := how_to_install(error.name)) is None:
             raise
         return _refuse(advice)
     except KeyboardInterrupt:
-        print("c4rl: interrupted", file=sys.stderr)
-        return 130
+        return _say("interrupted", 130)
     except BrokenPipeError:
         return 0
     except (MemoryError, RuntimeError) as error:  # PyTorch has no class of its own for a CPU's memory
@@ -141,9 +141,13 @@ def main(arguments: Arguments | None = None) -> int:
 
 
 def _refuse(sentence: str) -> int:
+    return _say(sentence, 2)
+
+
+def _say(sentence: str, code: int) -> int:
     with suppress(OSError):  # nobody can be told
         print(f"c4rl: {printable(sentence)}", file=sys.stderr)
-    return 2
+    return code
 
 
 def _command(arguments: Arguments) -> int:

@@ -173,6 +173,12 @@ def parse(
     if unknown and not others_follow:
         raise InputError(_unknown(unknown, [flag.name for flag in flags], prog))
     values = chosen | {flag.field.name: getattr(parsed, flag.field.name) for flag in shown}
+    written = [] if others_follow else [flag_in(word) for word in arguments if word.startswith("--")]
+    for flag in (flag for flag in shown if flag.words == "*" and flag.name in written):
+        if (times := written.count(flag.name)) > 1:  # the last would win, and the others be lost
+            raise InputError(f"{flag.name}: found {times} times, expected it once, with all its words")
+        if values[flag.field.name] == ():  # an empty variable of a shell
+            raise InputError(f"{flag.name}: found none, expected {expected(flag.field)}")
     missing = [flag for flag in flags if values[flag.field.name] is NOT_GIVEN]
     if missing and not others_follow:
         names = ", ".join(f"{flag.name} ({expected(flag.field)})" for flag in missing)

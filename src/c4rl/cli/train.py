@@ -97,8 +97,9 @@ def config_of(arguments: Arguments) -> "TrainConfig":
         algorithm = given["algorithm"]
     elif preset:
         given = _preset(choice, algorithm)
-    if base is None and choice.dataset:
-        given["output"] = free_folder(f"{choice.dataset[0].stem}-{choice.preset if preset else algorithm}")
+    if base is None:
+        data = choice.dataset[0].stem if choice.dataset else "DATASET"
+        given["output"] = free_folder(f"{data}-{choice.preset if preset else algorithm}")
     plugins = choice.plugins if choice.plugins is not None else given.get("plugins", ("none",))
     options = given.pop("options", None) or algorithm_class(algorithm).config_type()
     names = plugin_names(plugins, algorithm)
@@ -203,11 +204,7 @@ def _run(job: Callable[[Any], dict[str, Any]], folder: Path) -> int:
     from c4rl.training import loop
     from c4rl.training.summary import failed_runs
 
-    try:
-        summary = job(loop)
-    except loop.Interrupted as stop:
-        print(f"c4rl: {stop}", file=sys.stderr)
-        return 130
+    summary = job(loop)
     print_summary(summary)
     _say(f"wrote {folder}")
     if (sentence := failed_runs(summary)) is not None:

@@ -18,7 +18,7 @@ class Flags(Options):
     output: Path
     """Folder of the training, or of one folder per robot; where it holds this very training, that goes on."""
     seconds: float | None = option(None, above=0, at_most=1e9)
-    """Stop after so many seconds, with a snapshot."""
+    """Stop after so many seconds, with a snapshot; run again, it goes on from its last checkpoint."""
     workers: int | None = option(None, at_least=0, at_most=1000)
     """Processes that simulate each robot; default: all cores but one are shared. They change only the speed."""
 

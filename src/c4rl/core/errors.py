@@ -22,3 +22,7 @@ class InputError(Exception):
 
 class WorkFailed(RuntimeError):
     """A process that was to simulate or train died, or its environment raised an exception: exit code 1."""
+
+
+class Interrupted(Exception):
+    """A job was stopped from outside, and can be resumed; the message says how: exit code 130."""

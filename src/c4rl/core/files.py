@@ -4,9 +4,11 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from c4rl.core.errors import InputError
@@ -42,11 +44,21 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def copy_file(source: Path, target: Path) -> None:
+    with replacing(target) as temporary:
+        shutil.copyfile(source, temporary)
+
+
+def how_to_resume(folder: Path) -> str:
+    """The command that continues a job, for a shell."""
+    return f"c4rl train --resume {quote(str(folder))}"
+
+
 def not_written(path: Path, error: Exception, folder: Path) -> OSError:
     """The error of a file of a job that could not be written: it says how to go on."""
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     number = error.errno if isinstance(error, OSError) and error.errno else errno.EIO
-    advice = f"when that is mended, continue with: c4rl train --resume {folder}"
+    advice = f"when that is mended, continue with: {how_to_resume(folder)}"
     return OSError(number, f"could not be written ({reason}); {advice}", str(path))
 
 

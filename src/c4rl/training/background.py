@@ -81,8 +81,10 @@ class PendingEvaluations:
             yield self._queue.popleft(), scores
 
 
-def pending_file(folder: Path, update: int) -> Path:
-    return folder / f"pending_{update}.safetensors"
+def pending_file(folder: Path, what: int | str) -> Path:
+    """Policies that the last checkpoint counts on: of an update whose evaluation is pending, or "best" or "selected"
+    ones that were replaced since."""
+    return folder / f"pending_{what}.safetensors"
 
 
 def save_pending(folder: Path, evaluations: list[PendingEvaluation]) -> None:

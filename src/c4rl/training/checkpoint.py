@@ -175,13 +175,13 @@ def load_policy_file(
     return policies, failed
 
 
-def newest_policy(path: Path) -> int:
-    """The latest update of the policies in a file; 0 without a file."""
+def policy_updates(path: Path) -> dict[RunKey, int]:
+    """The update of each policy in a file; none without a file."""
     if not path.exists():
-        return 0
+        return {}
     load_policies(path)  # whole, as they should be
     with _opened(path, "policies") as file:
-        return max(fact["update"] for fact in json.loads(file.metadata()["facts"]).values())
+        return {key_from(run): fact["update"] for run, fact in json.loads(file.metadata()["facts"]).items()}
 
 
 def _write(path: Path, kind: str, arrays: dict[str, np.ndarray], **header: Any) -> None:

@@ -3,7 +3,7 @@
 import shutil
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from c4rl.core.errors import InputError
+from c4rl.core.errors import InputError, Interrupted
 from c4rl.core.extras import how_to_install
-from c4rl.core.files import replacing, write_json
+from c4rl.core.files import copy_file, how_to_resume, write_json
 from c4rl.core.typed_json import jsonable
 from c4rl.data.packing import pack_datasets
 from c4rl.environments.tasks import simulator
@@ -43,10 +43,6 @@ from c4rl.training.snapshot import GoodStates
 from c4rl.training.stopping import StopRequests
 from c4rl.training.summary import FAILED, summarise
 from c4rl.training.timer import DeviceTimer
-
-
-class Interrupted(Exception):
-    """The job was asked to stop; everything is saved."""
 
 
 @threads_given_back()
@@ -122,9 +118,8 @@ class Trainer:
     ) -> None:
         self.config, self.directory, self.device = config, directory, device
         self.runs = runs_of(config)
-        self.scalings = [preparation.scaling for preparation in preparations]
         self.buffer = pack_datasets([(p.train, p.scaling) for p in preparations], device)
-        self.good, self.requests = GoodStates(), StopRequests()
+        self.good, self.requests, self._answered = GoodStates(), StopRequests(), False
         self.progress = Progress(
             dataset_sha256=",".join(p.facts["sha256"] for p in preparations),
             settings=directory.settings,
@@ -137,7 +132,7 @@ class Trainer:
         self.writer = BackgroundWriter(directory.path, config, device)
         self.clustering = DeviceTimer(device)
         self.scores = Scorekeeper(
-            config, self.runs, preparations, self.buffer, directory, self.writer, self.requests.hurry
+            config, self.runs, preparations, self.buffer, directory, self.writer, self._while_waiting
         )
         self.scores.progress = self.progress
         self.preparations = [preparation.without_rows() for preparation in preparations]
@@ -153,6 +148,25 @@ class Trainer:
         self.console = console
 
     def run(self) -> dict[str, Any]:
+        """To the job's end; its summary."""
+        with self.requests.heeded():
+            try:
+                self._introduce()
+                with closing(self.display):
+                    while self.progress.update < self.total and self.launches:
+                        self._one_update()
+                    return self._finish()
+            except KeyboardInterrupt:
+                raise Interrupted(f"interrupted twice: {self._left_behind}") from None
+            except (SystemExit, BrokenPipeError):  # rich, and older ones of it
+                raise Interrupted(f"nobody reads the output any more: {self._left_behind}") from None
+            finally:
+                self.scores.close()
+                self.writer.close()
+                self.directory.close()
+
+    def _introduce(self) -> None:
+        """Show what is trained, and what people should know before."""
         config = self.config
         if config.threads is None and self.progress.threads < ALL_THREADS:
             others = f"{self.progress.threads} of {ALL_THREADS} threads, since other processes were busy when it began"
@@ -165,45 +179,56 @@ class Trainer:
             self.display.message(split)
         if not self.directory.has_tensorboard:
             self.display.message(f"no logs for TensorBoard: {how_to_install('tensorboard')}")
+        for key, record in self.scores.best.items():  # here and below: before the job was resumed
+            self.display.runs[key]["best"] = record["score"]
         for run in self.runs:
-            if (failure := self.progress.frozen.get(str(run.key))) is not None:  # before the job was resumed
+            if (failure := self.progress.frozen.get(str(run.key))) is not None:
                 self.display.failed(run.key, failure)
         self._start_clock()
-        with self.requests.heeded():
-            try:
-                while self.progress.update < self.total and self.launches:
-                    self._one_update()
-                if not self.scores.has(self.progress.update):  # --updates ended it between two evaluations
-                    self._evaluate(self.progress.update)
-                    self._take_scores(wait=True)
-                    self._save(self.progress.update, forced=True)
-                self._take_scores(wait=True)
-                self.writer.wait()
-                if not self.directory.policy("last").exists():  # lost by a finished job that was resumed
-                    self.scores.save_last(self._every_launch())
-                    self.writer.wait()
-                ensembles = self.scores.ensembles(self.launches)
-                self.display.finished()
-                records, selection = self.scores.records, self.scores.selection
-                selected = selection.records if selection is not None else {}
-                summary = summarise(
-                    config, self.runs, self.preparations, records, selected, ensembles, self.progress, self.device
-                )
-                write_json(self.directory.path / "summary.json", jsonable(summary))
-                return summary
-            except KeyboardInterrupt:
-                raise Interrupted(
-                    f"interrupted twice: left as of the last checkpoint; {self._how_to_continue}"
-                ) from None
-            finally:
-                self.display.close()
-                self.scores.close()
-                self.writer.close()
-                self.directory.close()
+
+    def _finish(self) -> dict[str, Any]:
+        """Score and write what is still to be; the summary."""
+        if not self.scores.has(self.progress.update):  # --updates ended it between two evaluations
+            self._evaluate(self.progress.update)
+            self._take_scores(wait=True)
+            self._save(self.progress.update, forced=True)
+        self._take_scores(wait=True)
+        self.writer.wait()
+        if not self.directory.policy("last").exists():  # lost by a finished job that was resumed
+            self.scores.save_last(self._every_launch())
+            self.writer.wait()
+        ensembles = self.scores.ensembles(self.launches)
+        self.display.finished()
+        selected = self.scores.selection.records if self.scores.selection is not None else {}
+        summary = summarise(
+            self.config,
+            self.runs,
+            self.preparations,
+            self.scores.records,
+            selected,
+            ensembles,
+            self.progress,
+            self.device,
+        )
+        write_json(self.directory.path / "summary.json", jsonable(summary))
+        return summary
+
+    def _while_waiting(self) -> None:
+        """Called during long waits: a first request to stop is answered, a second one ends the wait."""
+        self.requests.hurry()
+        if self.requests.count > 0 and not self._answered:
+            self._answered = True
+            where = "" if self.config.task == ("none",) else f" on {' and '.join(self.config.task)}"
+            words = f"{self.requests.reason}: waiting for the evaluation{where} to end"
+            self.display.message(f"{words}; interrupt again to stop without it")
+
+    @property
+    def _left_behind(self) -> str:
+        return f"left as of the last checkpoint; {self._how_to_continue}"
 
     @property
     def _how_to_continue(self) -> str:
-        return f"continue with: c4rl train --resume {self.directory.path}"
+        return f"continue with: {how_to_resume(self.directory.path)}"
 
     # -- one update and what happens around it
 
@@ -327,12 +352,7 @@ class Trainer:
     def _keep_checkpoint(self, step: int) -> None:
         """A copy of the one that was just submitted: files are written in order."""
         latest, kept = self.directory.checkpoint, self.directory.kept_checkpoint(step)
-
-        def write() -> None:
-            with replacing(kept) as temporary:
-                shutil.copyfile(latest, temporary)
-
-        self.writer.submit(kept, write)
+        self.writer.submit(kept, lambda: copy_file(latest, kept))
 
     def _finish_early(self, step: int) -> None:
         """All is saved; wait for pending evaluations. A second request to stop skips them: a resumed job does them."""

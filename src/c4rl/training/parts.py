@@ -17,7 +17,7 @@ from c4rl.jobs.runs import Run, file_name, key_of, launch_groups, runs_of
 from c4rl.training.checkpoint import Progress, join_policies, load_checkpoint, load_policies, save_checkpoint
 from c4rl.training.evaluation import SimulatorEvaluation
 from c4rl.training.preparation import Preparation
-from c4rl.training.run_directory import RunDirectory, is_result, read_metrics
+from c4rl.training.run_directory import RunDirectory, is_scored, read_metrics
 from c4rl.training.selection import selected_records
 from c4rl.training.summary import CRITERIA, FAILED, Record, summarise
 
@@ -71,7 +71,7 @@ def join(
     _check_simulators([own.environment for own in parts_progress], progress.environment, config.output)
     logs = [read_metrics(folder / "metrics.jsonl", {run.key for run in runs}) for folder in folders]
     longest = next(log for log, own in zip(logs, parts_progress, strict=True) if own.update == progress.update)
-    evaluated = sorted({line["update"] for line in longest if _is_scored(line)})
+    evaluated = sorted({line["update"] for line in longest if is_scored(line)})
     logs = [_completed(log, own.update, evaluated) for log, own in zip(logs, parts_progress, strict=True)]
     lines = _in_order(logs, runs)
     directory.rewind(lines)
@@ -79,14 +79,16 @@ def join(
         files = [folder / f"policy_{which}.safetensors" for folder in folders]
         if files[0].exists():  # without a simulator there is no best one
             join_policies(files, directory.policy(which))
-    scored = [line for line in lines if "score" in line] or [line for line in lines if _is_scored(line)]
+    scored = [line for line in lines if "score" in line] or [line for line in lines if is_scored(line)]
     save_checkpoint(directory.checkpoint, states, replace(progress, evaluations=len(scored)))
     for update in set.intersection(*(set(RunDirectory(folder).kept_checkpoints()) for folder in folders)):
         kept = joined([RunDirectory(folder).kept_checkpoint(update) for folder in folders])
         save_checkpoint(directory.kept_checkpoint(update), *kept[:2])
     for events in [path for folder in folders for path in (folder / "tensorboard").glob("*")]:
-        (directory.path / "tensorboard").mkdir(exist_ok=True)
-        events.replace(directory.path / "tensorboard" / events.name)
+        shown = directory.path / "tensorboard" / events.name
+        shown.parent.mkdir(exist_ok=True)
+        shutil.rmtree(shown, ignore_errors=True)  # left by a join that was killed, before the launch was trained on
+        events.replace(shown)
     ensembles = _ensembles(config, preparations, directory, progress) if config.ensemble else {}
     selected = selected_records(lines, CRITERIA[config.select]) if config.select != "none" else {}
     device = torch.device(config.device)
@@ -100,15 +102,11 @@ def drop_parts(folder: Path) -> None:
     shutil.rmtree(folder / LAUNCHES, ignore_errors=True)
 
 
-def _is_scored(line: Record) -> bool:
-    return any(map(is_result, line))
-
-
 def _completed(lines: list[Record], ended: int, evaluated: Sequence[int]) -> list[Record]:
     """A launch of which all runs failed ended early. In company its kept policies would have been scored again with
     the others: to the same numbers, since the episodes are the same."""
-    kept = [line for line in lines if not _is_scored(line) or line["update"] in evaluated]
-    last = {key_of(line): line for line in lines if _is_scored(line)}
+    kept = [line for line in lines if not is_scored(line) or line["update"] in evaluated]
+    last = {key_of(line): line for line in lines if is_scored(line)}
     return kept + [line | {"update": update} for update in evaluated if update > ended for line in last.values()]
 
 
@@ -119,7 +117,7 @@ def _in_order(parts: Sequence[list[Record]], runs: Sequence[Run]) -> list[Record
         seen: dict[tuple[Any, int], int] = {}
         for line in lines:
             key, update = key_of(line), line["update"]
-            if _is_scored(line):
+            if is_scored(line):
                 order = (update, 3 if "score" in line else 2, 0, 0, place[key])  # --select looks before the simulator
             elif FAILED in line:
                 order = (update, 0, 0, part, place[key])

@@ -18,11 +18,11 @@ from uuid import uuid4
 import torch
 from rich.console import Console
 
-from c4rl.core.errors import InputError
-from c4rl.core.files import read_json
+from c4rl.core.errors import InputError, Interrupted
+from c4rl.core.files import how_to_resume, read_json
 from c4rl.jobs.config import RESUMABLE, TrainConfig
 from c4rl.jobs.config_file import read_config, to_json
-from c4rl.training.loop import Interrupted, changed
+from c4rl.training.loop import changed
 from c4rl.training.parts import LaunchesFailed, drop_parts, is_in_parts, join, parts_of
 from c4rl.training.parts_display import Part, PartsDisplay
 from c4rl.training.preparation import Preparation, in_any_folder, prepare_all
@@ -82,7 +82,7 @@ class Job:
         sentence = next((f": {part.sentence}" for part in bad if part.state != "interrupted" and part.sentence), "")
         given = {"--address": self.options.address, "--num-gpus": f"{self.options.num_gpus:g}"}
         flags = "".join(f" {name} {value}" for name, value in given.items() if value not in ("auto", "0"))
-        advice = f"continue with: c4rl train --resume {self.config.output} --engine ray{flags}"
+        advice = f"continue with: {how_to_resume(self.config.output)} --engine ray{flags}"
         raise (Interrupted if words.keys() <= {"interrupted", "queued"} else LaunchesFailed)(
             f"{len(bad)} of {len(self.parts)} launches did not finish ({counts}){sentence}; {advice}"
         )

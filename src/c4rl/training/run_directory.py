@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from c4rl.core.errors import InputError
 from c4rl.core.extras import installed
-from c4rl.core.files import not_written, parse_json, read_bytes, read_json, replacing, write_json
+from c4rl.core.files import how_to_resume, not_written, parse_json, read_bytes, read_json, replacing, write_json
 from c4rl.core.typed_json import jsonable
 from c4rl.jobs.config import RESUMABLE, TrainConfig
 from c4rl.jobs.config_file import digest, read_config, stored_config, to_json
@@ -172,7 +172,7 @@ class RunDirectory:
 
 def check_new_output(path: Path) -> None:
     if path.exists() or path.is_symlink():
-        hint = f"; to continue that job: c4rl train --resume {path}" if (path / "config.json").exists() else ""
+        hint = f"; to continue that job: {how_to_resume(path)}" if (path / "config.json").exists() else ""
         raise InputError(f"--output {path}: exists already, expected a new folder (nothing is overwritten){hint}")
     parent = next(p for p in path.absolute().parents if p.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
@@ -247,6 +247,11 @@ def parse_record(line: bytes, origin: str, runs: Collection[RunKey]) -> dict[str
 def is_result(name: str) -> bool:
     """Whether this metric is a score or an error of an evaluation."""
     return name == "score" or name.endswith("_rmse")
+
+
+def is_scored(record: Mapping[str, Any]) -> bool:
+    """Whether this line of metrics.jsonl is of an evaluation."""
+    return any(map(is_result, record))
 
 
 def _number(value: Any, origin: str) -> float:

@@ -1,12 +1,14 @@
 """The scores of a job: its runs' evaluations, and the policies that were best or were selected."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from c4rl.core.buffer import TransitionBuffer
 from c4rl.core.errors import InputError
+from c4rl.core.files import copy_file
 from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.runs import Run, RunKey, key_of
@@ -17,13 +19,14 @@ from c4rl.training.background import (
     forget_pending,
     in_background,
     load_pending,
+    pending_file,
 )
-from c4rl.training.checkpoint import Progress, load_policies, newest_policy, save_policies
+from c4rl.training.checkpoint import Progress, load_policies, policy_updates, save_policies
 from c4rl.training.evaluation import HeldOutEvaluation, SimulatorEvaluation
 from c4rl.training.launch import Launch
 from c4rl.training.preparation import Preparation
-from c4rl.training.run_directory import RunDirectory
-from c4rl.training.selection import Selection
+from c4rl.training.run_directory import RunDirectory, is_scored
+from c4rl.training.selection import Selection, selected_records
 from c4rl.training.summary import FAILED, Record, best_records, describe_failure, is_better
 
 
@@ -109,29 +112,29 @@ class Scorekeeper:
         folder, progress, runs = self.directory.path, self.progress, {run.key for run in self.runs}
         pending = progress.pending if self.simulator is not None else []
         policies = {update: load_pending(folder, update, runs) for update in pending}
-        lines = self.directory.kept(progress.update, pending)
-        named = f"{self.held_out.rows}_action_rmse" if self.held_out is not None else "score"
-        self.records = [line for line in lines if named in line]
+        lines = self._lines(pending)
+        self.records = [line for line in lines if self._named in line]
         known = {key_of(record) for record in self.records}
         shapes = {frozenset(name for name in record if name.endswith("_rmse")) for record in self.records}
         lost = progress.evaluations not in (-1, len(self.records))
         none_yet = progress.evaluations == 0  # --updates may end a job before its first
         if lost or (ended and known != runs and not none_yet) or len(shapes) > 1:
             raise InputError(f"{folder / 'metrics.jsonl'}: lacks evaluations, expected those of every run")
+        files: dict[str, Path] = {}
         if self.simulator is not None and self.records:
-            self.best_policies = load_policies(self.directory.policy("best"), runs)
             self.best = best_records(self.records)
-        if self.selection is not None and any(self.selection.criterion in line for line in lines):
-            self.selection.restore(lines, load_policies(self.directory.policy("selected"), runs))
-        total = self.config.total_updates
-        for which in ("best", "selected"):  # they were scored after the checkpoint, before the job was killed
-            if (newest := newest_policy(self.directory.policy(which))) > total:
-                found = f"found a policy of update {newest:,}, which took the place of earlier ones"
-                raise InputError(f"{self.directory.policy(which)}: {found}, expected --updates {newest} or more")
-        stale = ended and newest_policy(self.directory.policy("last")) > total
+            files["best"] = self._file_of("best", self.best)
+            self.best_policies = load_policies(files["best"], runs)
+        if self.selection is not None and (chosen := selected_records(lines, self.selection.criterion)):
+            files["selected"] = self._file_of("selected", chosen)
+            self.selection.records, self.selection.policies = chosen, load_policies(files["selected"], runs)
+        last = self.directory.policy("last")
+        stale = ended and max(policy_updates(last).values(), default=0) > self.config.total_updates
         self.directory.rewind(lines)
+        for which, file in files.items():
+            file.replace(self.directory.policy(which))
         if stale:
-            self.directory.policy("last").unlink()  # it is written anew
+            last.unlink()  # it is written anew
         forget_pending(folder, pending)
         for update, some in policies.items():
             assert self.simulator is not None
@@ -140,6 +143,27 @@ class Scorekeeper:
     def close(self) -> None:
         if self.simulator is not None:
             self.simulator.close()
+
+    @property
+    def _named(self) -> str:
+        """A number that every evaluation has."""
+        return f"{self.held_out.rows}_action_rmse" if self.held_out is not None else "score"
+
+    def _lines(self, pending: list[int]) -> list[Record]:
+        """Those of metrics.jsonl that the checkpoint knew. An end that --updates put between two evaluations is scored
+        after its checkpoint; killed before the next one, it is scored again."""
+        now = self.progress.update
+        lines = self.directory.kept(now, pending)
+        before = sum(self._named in line and line["update"] < now for line in lines)
+        if now not in pending and before == self.progress.evaluations:
+            lines = [line for line in lines if line["update"] < now or not is_scored(line)]
+        return lines
+
+    def _file_of(self, which: str, chosen: Mapping[RunKey, Record]) -> Path:
+        """The file with the policies of these evaluations: since its checkpoint the job may have replaced them."""
+        path, earlier = self.directory.policy(which), pending_file(self.directory.path, which)
+        updates = {key: record["update"] for key, record in chosen.items()}
+        return earlier if earlier.exists() and policy_updates(path) != updates else path
 
     def _policies(self, launches: list[Launch]) -> dict[RunKey, NumpyPolicy]:
         return {key: policy for launch in launches for key, policy in launch.policies(self.scalings).items()}
@@ -183,5 +207,12 @@ class Scorekeeper:
 
     def _save(self, which: str, policies: dict[RunKey, NumpyPolicy], updates: dict[RunKey, int]) -> None:
         path, frozen = self.directory.policy(which), self.progress.frozen
+        earlier = pending_file(self.directory.path, which)
         failed = {key: describe_failure(frozen[str(key)]) for key in policies if str(key) in frozen}
-        self.writer.submit(path, lambda: save_policies(path, policies, updates, failed))
+
+        def write() -> None:
+            if which != "last" and path.exists() and not earlier.exists():
+                copy_file(path, earlier)  # the last checkpoint counts on them; the next one deletes them
+            save_policies(path, policies, updates, failed)
+
+        self.writer.submit(path, write)

@@ -45,10 +45,6 @@ class Selection:
             self.records[key], self.policies[key] = records[key], policies[key]
         return bool(better)
 
-    def restore(self, records: Iterable[Record], policies: dict[RunKey, NumpyPolicy]) -> None:
-        """records: all of metrics.jsonl."""
-        self.records, self.policies = selected_records(records, self.criterion), policies
-
     @property
     def updates(self) -> dict[RunKey, int]:
         return {key: record["update"] for key, record in self.records.items()}
