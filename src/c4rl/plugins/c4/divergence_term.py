@@ -75,7 +75,7 @@ class DivergenceTerm:
             for kept, new in zip(self.marginal, clustering.mixture.marginal(), strict=True):
                 kept.copy_(new)
         batch = self.buffer.gather(clustering.tables.pool_rows(clustering.last_index))
-        weights = clustering.responsibilities * clustering.tables.pool_mask.unsqueeze(2)
+        weights = clustering.responsibilities
         if (row_weights := self.buffer.row_weights) is not None:
             assert batch.rows is not None
             weights = weights * row_weights.gather(1, batch.rows - self.buffer.offsets.unsqueeze(1)).unsqueeze(2)
