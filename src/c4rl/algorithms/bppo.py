@@ -218,4 +218,4 @@ def weighted_advantage(advantage: Tensor, omega: float) -> Tensor:
     """A [R, B] normalised within each run; then ωA where A > 0, else (1 - ω)A. For ω = 0.5 A itself and not A / 2, as
     in the original."""
     advantage = (advantage - advantage.mean(1, keepdim=True)) / (advantage.std(1, keepdim=True) + 1e-10)
-    return advantage if omega == 0.5 else torch.where(advantage > 0, omega, 1 - omega) * advantage
+    return advantage if omega == 0.5 else torch.where(advantage > 0, omega * advantage, (1 - omega) * advantage)
