@@ -17,10 +17,12 @@ from c4rl.algorithms.losses import clipped_target, squared_error
 from c4rl.algorithms.t_symmetry_dynamics import ResidualStatistics, TSymmetryDynamics, mean_over
 from c4rl.algorithms.td3 import TD3, TD3Config
 from c4rl.core.buffer import Batch, TransitionBuffer
+from c4rl.core.errors import InputError
 from c4rl.core.networks import Stack, per_row
 from c4rl.core.options import PerRun, option
 from c4rl.core.policies import dropout_masks
 from c4rl.core.random import Streams
+from c4rl.data.dataset import Dataset
 from c4rl.plugins.seams import Plugins
 
 DYNAMICS = 0  # the first stage
@@ -92,6 +94,13 @@ class TSRL(TD3):
         self.data = ResidualStatistics(  # known from the end of stage one on
             self.kept("data/latent_mean", s), self.kept("data/latent_std", s), self.kept("data/residuals", 3)
         )
+
+    @classmethod
+    def select_rows(cls, config: Any, dataset: Dataset) -> Dataset:
+        if (found := int((~dataset.terminals).sum())) < 2:
+            wanted = "2 or more, on which the dynamics model is trained"
+            raise InputError(f"{dataset.source}: found {found} transitions that end no episode, expected {wanted}")
+        return dataset
 
     @classmethod
     def plan(cls, config: Any, updates: int) -> tuple[Stage, ...]:
