@@ -291,6 +291,16 @@ class Algorithm(ABC):
         """The critic's input for rows [s, a], [R, B, s + a]: the rows themselves, or latent pairs."""
         return state_actions
 
+    def regression_target(self, batch: Batch) -> Tensor:
+        """y [R, B], which this update's TD loss moves the critics to, without a graph; for `td_errors`."""
+        raise NotImplementedError
+
+    def td_errors(self, batch: Batch) -> Tensor:
+        """y - Q(s, a) of this update's TD loss [R, M, B], with a graph into the critics."""
+        assert self.critics is not None
+        q = self.critics[0].at(self.critic_inputs(batch.state_actions)).q
+        return self.regression_target(batch).unsqueeze(1) - q
+
     @torch.no_grad()
     def temporal_difference(self, batch: Batch) -> Tensor | None:
         """TD errors r + γQ̄(s', π(s')) - Q(s, a) of the evaluated policy, [R, M, B]; None without a critic."""

@@ -142,15 +142,11 @@ class BPPO(AcceptedPolicies):
         return {VALUE: self._update_value, CLONING: self._clone, IMPROVEMENT: self._improve}[stage](actor_batch)
 
     def _update_critic(self, batch: Batch, moves_target: bool) -> Metrics:
-        """SARSA: y = r + γ Q̄(s', a') with the logged a'."""
-        batch = batch.ended_where_cut()
-        with torch.no_grad():
-            next_q = self._value_of(self.target_critic.at(batch.next_state_actions).q)
-            y = td_target(batch, self.config.discount, next_q[:, 0]).unsqueeze(1)  # [R, 1, B]
+        """SARSA, a step towards y."""
         output = self.critic.at(batch.state_actions)
         q = self._value_of(output.q)
-        td_loss = mean_squared_error(q, y, keep=2)  # [R, M], M = 1
-        metrics = self.critic_step(batch, output, batch.next_actions, td_loss)
+        td_loss = mean_squared_error(q, self.regression_target(batch).unsqueeze(1), keep=2)  # [R, M], M = 1
+        metrics = self.critic_step(batch.ended_where_cut(), output, batch.next_actions, td_loss)
         if moves_target:
             self.move_targets()
         return metrics | {"q": q.mean((1, 2))}
@@ -206,6 +202,15 @@ class BPPO(AcceptedPolicies):
 
     def _value_of(self, output: Tensor) -> Tensor:
         return output.relu() if self.config.output_relu else output
+
+    @torch.no_grad()
+    def regression_target(self, batch: Batch) -> Tensor:
+        """y = r + γ Q̄(s', a') [R, B] with the logged a'."""
+        next_q = self._value_of(self.target_critic.at(batch.next_state_actions).q)
+        return td_target(batch.ended_where_cut(), self.config.discount, next_q[:, 0])
+
+    def td_errors(self, batch: Batch) -> Tensor:
+        return self.regression_target(batch).unsqueeze(1) - self._value_of(self.critic.at(batch.state_actions).q)
 
     @torch.no_grad()
     def temporal_difference(self, batch: Batch) -> Tensor:

@@ -72,6 +72,9 @@ class TD3(Algorithm):
         discount = per_row(config.discount) * batch.ended_where_cut().continues
         return y - discount * per_row(config.critic_cloning) * distance
 
+    def regression_target(self, batch: Batch) -> Tensor:
+        return self.target(batch, self.smoothed_actions(batch))
+
     def td_step(self, batch: Batch, next_actions: Tensor, y: Tensor) -> Metrics:
         """One step of the critics towards y [R, B]."""
         output = self.critic.at(batch.state_actions)

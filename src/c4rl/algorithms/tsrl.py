@@ -178,15 +178,22 @@ class TSRL(TD3):
 
     def _update_critics(self, batch: Batch, z: Tensor) -> Metrics:
         """TD3's step at latent pairs z = φ(s, a)."""
-        masks = self._dropout("target_dropout", batch.rewards.shape[1])
-        next_actions = self.smoothed_actions(batch, masks)
-        next_z = self.critic_inputs(torch.cat([batch.next_observations, next_actions], dim=2))
-        with torch.no_grad():
-            y = clipped_target(batch, self.config.discount, self.target_critic.at(next_z).q)
+        next_z, y = self._backup(batch)
         output = self.critic.at(z)
         td_loss = mean_over(squared_error(output.q, y.unsqueeze(1)), self._used(batch).unsqueeze(1))  # [R, M]
         latent, backup = self._as_the_critic_sees(batch, z, next_z)
         return self.critic_step(latent, output, backup, td_loss)
+
+    @torch.no_grad()
+    def _backup(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The latent pair φ(s', ã') [R, B, s + a], and y [R, B]."""
+        masks = self._dropout("target_dropout", batch.rewards.shape[1])
+        next_actions = self.smoothed_actions(batch, masks)
+        next_z = self.critic_inputs(torch.cat([batch.next_observations, next_actions], dim=2))
+        return next_z, clipped_target(batch, self.config.discount, self.target_critic.at(next_z).q)
+
+    def regression_target(self, batch: Batch) -> Tensor:
+        return self._backup(batch)[1]
 
     def _update_actor(self, batch: Batch, z: Tensor) -> None:
         """Cloning and symmetry in latent space, minus Q at latent states and, where trusted, around them."""
