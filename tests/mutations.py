@@ -52,7 +52,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "algorithms/cql.py": ("algorithms/test_cql.py", TERMS, LOGGED),
     "algorithms/tsrl.py": ("algorithms/test_tsrl.py", "algorithms/test_t_symmetry_dynamics.py", LOGGED),
     "algorithms/t_symmetry_dynamics.py": ("algorithms/test_t_symmetry_dynamics.py", "algorithms/test_tsrl.py"),
-    "algorithms/bppo.py": ("algorithms/test_bppo.py", "algorithms/test_bppo_acceptance.py", LOGGED),
+    "algorithms/bppo.py": ("algorithms/test_bppo.py", "algorithms/test_bppo_acceptance.py", TERMS, LOGGED),
     "algorithms/accepted_policies.py": ("algorithms/test_bppo_acceptance.py", "algorithms/test_bppo.py"),
     "plugins/c4/cross_covariance.py": ("c4/test_cross_covariance.py", "c4/test_cross_covariance_bias.py"),
     "plugins/c4/divergences.py": ("c4/test_divergences.py",),
