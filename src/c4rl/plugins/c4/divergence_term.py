@@ -27,7 +27,8 @@ from c4rl.plugins.seams import ActorStep, Host
 @dataclass(frozen=True)
 class DivergenceConfig(Options):
     divergence: Divergence = "kl_data"
-    """Between the policy and the behaviour model; kl_data is the likelihood of logged actions."""
+    """Between the policy and the behaviour model; kl_data is the likelihood of logged actions. chi_square may overflow;
+    renyi with --divergence-alpha 2, which is log(1 + chi_square), does not."""
     divergence_weight: float = option(0.0, at_least=0, at_most=1e6)
     """Weight in the actor's loss; 0: no divergence term."""
     divergence_against: Literal["cluster", "mixture"] = "cluster"
