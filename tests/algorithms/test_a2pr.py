@@ -86,9 +86,11 @@ def mean(values: list[float]) -> float:
 # -- V and the VAE
 
 
-def test_v_regresses_on_the_smaller_of_the_targets_of_both_critics() -> None:
-    algorithm, batch = by_hand()
-    targets = [0.1 + 0.99 * min(next_value, POLICY) for _, _, next_value in ROWS]
+@pytest.mark.parametrize("critic_cloning", [0.0, 0.4])
+def test_v_regresses_on_the_smaller_of_the_targets_of_both_critics(critic_cloning: float) -> None:
+    algorithm, batch = by_hand(critic_cloning=critic_cloning)
+    far = [critic_cloning * ((POLICY - logged) ** 2 + 0.5**2) for logged, _, _ in ROWS]  # the next action from a'
+    targets = [0.1 + 0.99 * (min(row[2], POLICY) - distance) for row, distance in zip(ROWS, far, strict=True)]
     targets[0] = 0.1  # terminal
     expected = mean([(value - y) ** 2 for (_, value, _), y in zip(ROWS, targets, strict=True)])
     assert algorithm.update(batch, 2, batch)["value_loss"].item() == pytest.approx(expected)

@@ -1,5 +1,7 @@
 """What plug-ins add to a loss is added as it is: neither weighted, nor taken off, nor left out."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -54,3 +56,37 @@ def test_terms_are_added_as_they_are(algorithm: str, network: str) -> None:
     expected = plugin.gradients[network]
     assert expected.abs().max() > 1e-4
     torch.testing.assert_close(found[1] - found[0], expected, rtol=1e-7, atol=1e-10)
+
+
+class Notes(Plugin):
+    """The TD loss of an update."""
+
+    def critic_penalty(self, step: CriticStep) -> None:
+        self.td_loss = step.td_loss.detach().clone()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options"),
+    [
+        *((name, {}) for name in WITH_CRITIC),
+        ("td3_bc", {"critic_cloning": 0.5}),
+        ("cql", {"max_q_backup": "max_min", "backup_entropy": True}),
+        ("bppo", {"output_relu": True}),
+    ],
+)
+def test_td_errors_are_those_of_the_updates_own_loss(algorithm: str, options: dict[str, Any]) -> None:
+    launch, step = still_launch(algorithm, **options)
+    own, plugin = launch.algorithm, Notes()
+    own.plugins = Plugins([plugin])
+    with torch.no_grad():
+        for name, network in own.networks.items():
+            if name.startswith("target_"):  # else they equal what they are the targets of
+                network.mlp.biases[-1].add_(0.3)
+    batch = launch.buffer.gather(torch.arange(32).unsqueeze(0))
+    launch.step.fill_(step)
+    errors = own.td_errors(batch)
+    assert errors.requires_grad
+    own.update(batch, step, batch)
+    torch.testing.assert_close(errors.detach().square().mean(2), plugin.td_loss)
+    played = own.temporal_difference(batch)  # of the evaluated policy: not the same
+    assert played is not None and not torch.allclose(played.square().mean(2), plugin.td_loss)

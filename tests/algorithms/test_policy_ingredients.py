@@ -86,6 +86,14 @@ def test_a_scheduled_step_size_falls_from_whole_to_nothing(algorithm) -> None:
     assert not torch.allclose(flat("cosine", 6), flat("constant", 6), rtol=1e-9, atol=0)
 
 
+def test_a_constant_step_size_has_no_table_of_all_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take gigabytes for --updates 1000000000, which is a way to train until one stops it."""
+    monkeypatch.setattr("c4rl.algorithms.algorithm.CosineSchedule", None)
+    advance(make_launch(small_config("td3_bc", updates=10**9)), 2)
+    with pytest.raises(TypeError):
+        make_launch(small_config("td3_bc", actor_schedule="cosine"))
+
+
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name not in ("bppo", "tsrl", "sorl")])
 def test_dropout_thins_the_policy_in_its_own_loss_alone(algorithm) -> None:
     plain = make_launch(small_config(algorithm))

@@ -1,8 +1,10 @@
 """TSRL: the policy learned in the latent space of its dynamics model."""
 
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -17,7 +19,9 @@ from c4rl.data.packing import pack_datasets
 from c4rl.plugins.c4.plugin import C4, C4Config
 from c4rl.plugins.seams import CriticStep, Plugin, Plugins
 from c4rl.training.launch import Launch
+from c4rl.training.preparation import prepare
 from tests.algorithms.tsrl_cases import STAGE_ONE, algorithm_of, batch_at, flat, one_run, with_terminals
+from tests.cli.support import save_npz
 from tests.helpers import CPU, advance, make_launch, plain_scaling, small_config, small_dataset
 
 
@@ -313,3 +317,14 @@ def test_td_errors_are_taken_in_latent_space() -> None:
 def test_options_without_sense_are_refused(option: str, value: Any) -> None:
     with pytest.raises(InputError, match=f"--{option.replace('_', '-')}: found"):
         small_config("tsrl", **{option: value})
+
+
+def test_data_without_a_transition_to_model_are_refused(tmp_path: Path) -> None:
+    terminals = np.ones(240, bool)
+    data = save_npz(tmp_path / "one_step.npz", terminals=terminals, timeouts=~terminals)
+    message = r"one_step\.npz: found 0 transitions that end no episode, expected 2 or more"
+    with pytest.raises(InputError, match=message):
+        prepare(small_config("tsrl", dataset=data))
+    terminals[::20] = False
+    save_npz(data, terminals=terminals, timeouts=~terminals)
+    prepare(small_config("tsrl", dataset=data))

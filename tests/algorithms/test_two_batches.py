@@ -21,10 +21,10 @@ FORMS: dict[str, dict[str, Any]] = {"cql": {"lagrange": "raw_gap"}}
 WITH_BOTH = [name for name, kind in ALGORITHMS.items() if kind.has_critic and kind.has_actor_term]
 
 
-def still_launch(algorithm: str) -> tuple[Launch, int]:
+def still_launch(algorithm: str, **options: Any) -> tuple[Launch, int]:
     """Steps too small to move a weight; the first update of the plugged stage that has an actor's step."""
     rates = {f.name: 1e-300 for f in fields(ALGORITHMS[algorithm].config_type) if f.name.endswith("_lr")}
-    launch = make_launch(small_config(algorithm, **rates, **FORMS.get(algorithm, {})))
+    launch = make_launch(small_config(algorithm, **rates, **FORMS.get(algorithm, {}), **options))
     stages = launch.algorithm.stages
     plugged = next(i for i, stage in enumerate(stages) if stage.plugged)
     before = sum(stage.updates for stage in stages[:plugged])

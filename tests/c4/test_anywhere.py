@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +244,17 @@ def test_looking_at_a_critic_leaves_it_and_random_numbers_alone(function: bool) 
     assert [module.training for module in net.modules()] == [True, True, True, False, True]
 
 
+def from_parts(actions: torch.Tensor) -> C4Anywhere:
+    states = some_rows()[:, :2]
+    return C4Anywhere.from_transitions(Apart(), Apart(), states, actions, states.roll(-1, 0), torch.zeros(len(states)))
+
+
+def drawn(critic: Any, **options: Any) -> C4Anywhere:
+    c4 = outside(critic, **options)
+    c4.rows(32)
+    return c4
+
+
 class ActionsFirst(Apart):
     def forward(self, action_batch: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         return super().forward(state, action_batch)
@@ -259,6 +271,12 @@ class ActionsFirst(Apart):
         (lambda: outside(Apart(), some_rows() / 0), "not finite"),
         (lambda: outside(Apart()).penalty(Apart(), Apart()), "before any rows were drawn"),
         (lambda: C4Anywhere(Apart(), Apart(), some_rows(9), some_rows(8), torch.ones(9)), r"\[9, 3\], \[8, 3\], \[9\]"),
+        (lambda: from_parts(some_rows()[:, 2]), r"shapes \[300, 2\], \[300\], \[300, 2\], \[300\], expected"),
+        (lambda: from_parts(some_rows(9)), r"shapes \[300, 2\], \[9, 3\]"),
+        (
+            lambda: drawn(Apart()).penalty(Apart(), Apart(), torch.ones(8)),
+            r"td_loss has shape \[8\], expected one",
+        ),
     ],
 )
 def test_what_cannot_be_right_is_refused_in_a_sentence(build: Any, message: str) -> None:
@@ -288,6 +306,39 @@ def test_features_of_another_layer_or_batch_are_refused(given: Any) -> None:
     assert c4.penalty(critic, critic, features=features) == c4.penalty(critic, critic)
     with pytest.raises(InputError, match=r"features have the shape .*, expected \[1, 32, 8\] as those of"):
         c4.penalty(critic, critic, features=given(features))
+
+
+@pytest.mark.parametrize("mode", ["proxy", "exact"])
+def test_under_autocast_the_penalty_is_that_of_the_critics_features_in_full_precision(mode: str) -> None:
+    torch.manual_seed(0)
+    critic, target = Apart(), Apart()
+    c4 = drawn(critic, config={"mode": mode})
+    with torch.autocast("cpu", torch.bfloat16):
+        x, x_next = c4.x[c4.last_rows], c4.x_next[c4.last_rows]
+        g = c4._gradients(critic, x, create_graph=True)
+        g_next = c4.features(target, x_next)
+        found = c4.penalty(critic, target, features=g)
+        found.backward()
+    assert mode == "exact" or g.dtype == torch.bfloat16
+    assert critic.body.weight.grad is not None and critic.body.weight.grad.abs().sum() > 0
+    given = {"g": g.detach().float()[None], "g_next": g_next.float()[None]}
+    with torch.no_grad():
+        assert torch.equal(found, c4.joint_penalty([(critic, target)], **given))
+
+
+@pytest.mark.parametrize("mode", [partial(torch.autocast, "cpu", torch.bfloat16), torch.inference_mode])
+def test_rows_may_be_drawn_in_any_mode(mode: Any) -> None:
+    """By a critic that any mode leaves as it is: the clusters are then the same."""
+
+    def critic(x: torch.Tensor) -> torch.Tensor:
+        return (x.pow(3) * torch.tensor([1.0, 2.0, -3.0])).sum(1)
+
+    plain, other = (outside(critic, config={"mode": "exact", "K": 3, "period": 2}) for _ in range(2))
+    for _ in range(5):
+        expected = plain.rows(32)
+        with mode():
+            assert torch.equal(other.rows(32), expected)
+        assert other.report == plain.report
 
 
 def test_without_weight_there_is_no_penalty() -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from c4rl.core.errors import InputError
 from c4rl.core.policies import Gaussian
+from c4rl.plugins.c4.behaviour_model import BehaviourModel
 from c4rl.plugins.c4.divergence_term import DivergenceTerm
 from c4rl.plugins.c4.plugin import C4, C4Config
 from c4rl.plugins.seams import ActorStep
@@ -113,6 +114,24 @@ def test_batches_are_compared_with_their_own_cluster_or_with_the_mixture(against
             torch.testing.assert_close(found[0], log_p[cluster])
         assert (log_p - mixture).abs().min() > 1e-3  # no cluster is the mixture
     assert len(clusters) == (0 if rows or against == "mixture" else 3)
+
+
+@pytest.mark.parametrize("sampler", ["soft", "hard"])
+def test_the_behaviour_is_that_of_the_rows_a_cluster_is_drawn_with(sampler: Any) -> None:
+    launch = launch_of(divergence="kl", sampler=sampler)
+    term, soft = term_of(launch), plugin_of(launch).clustering.memberships
+    assert soft is not None
+    hard = torch.nn.functional.one_hot(soft.argmax(2), 3).to(soft.dtype)
+    batch = launch.buffer.gather(torch.arange(400).unsqueeze(0))
+    fitted = []
+    for weights in (soft, hard):
+        fitted.append(BehaviourModel(1, 3, *launch.buffer.widths, dtype=soft.dtype))
+        fitted[-1].fit(batch.observations, batch.actions, weights)
+    same, other = fitted if sampler == "soft" else fitted[::-1]
+    for name in ("weight", "bias", "log_std", "log_p"):
+        found = getattr(term.behaviour, name)
+        torch.testing.assert_close(found, getattr(same, name))
+        assert (found - getattr(other, name)).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("name", ["mse", "kl_data", "kl"])

@@ -200,7 +200,7 @@ def test_a_fit_that_cannot_be_done_is_reported_and_leaves_its_neighbours_alone()
     assert fitted.failed.tolist() == [False, True, True, True]
     codes = [Failure(code) for code in fitted.failure.tolist()]
     assert Failure.NON_FINITE_ROWS in codes[1]
-    assert Failure.TOO_FEW_ROWS in codes[2]
+    assert Failure.TOO_FEW_ROWS_WITH_A_NEXT_ACTION in codes[2]
     assert Failure.NON_FINITE_PARAMETERS in codes[3]
     assert_same(run_of(fitted, 0), run_of(sound, 0))
 

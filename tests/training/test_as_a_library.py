@@ -1,7 +1,10 @@
 """c4rl.train called from someone's own program."""
 
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ import torch
 import c4rl
 from c4rl.data.recording import record
 from c4rl.training.loop import Trainer
-from tests.cli.support import save_npz
+from tests.cli.support import assert_same_tensors, save_npz
 from tests.helpers import small_config
 
 
@@ -88,6 +91,36 @@ def test_threads_are_given_back(tmp_path: Path) -> None:
     values = {"dataset": save_npz(tmp_path / "logs.npz"), "output": tmp_path / "job", "task": "none", "updates": 2}
     c4rl.train(small_config("bc", **values, threads=before + 1))
     assert torch.get_num_threads() == before
+
+
+@contextmanager
+def float64_by_default() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        torch.no_grad,
+        torch.inference_mode,
+        partial(torch.device, "meta"),
+        partial(torch.autocast, "cpu", torch.bfloat16),
+        float64_by_default,
+    ],
+)
+def test_what_the_program_around_has_set_in_pytorch_does_not_matter(
+    around: Callable[[], AbstractContextManager[Any]], tmp_path: Path
+) -> None:
+    values = {"dataset": save_npz(tmp_path / "logs.npz"), "task": "none", "updates": 2}
+    for folder, modes in (("plain", nullcontext), ("job", around)):
+        with modes():
+            c4rl.train(small_config("td3_bc", ("c4", "returns"), **values, output=tmp_path / folder))
+            c4rl.resume(tmp_path / folder, updates=4)
+    assert_same_tensors(tmp_path / "plain", tmp_path / "job")
 
 
 def test_ctrl_c_before_the_first_update_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

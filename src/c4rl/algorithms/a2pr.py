@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from c4rl.algorithms.algorithm import Metrics
-from c4rl.algorithms.losses import clipped_target, mean_squared_error, squared_error
+from c4rl.algorithms.losses import mean_squared_error, squared_error
 from c4rl.algorithms.td3 import TD3, TD3Config
 from c4rl.core.buffer import Batch
 from c4rl.core.networks import Stack, StackedMLP, Value
@@ -94,11 +94,8 @@ class A2PR(TD3):
         metrics = self.td_step(batch, next_actions, y)
 
         # V regresses on the smaller of the targets of the target critics and of the online ones
-        with torch.no_grad():
-            online_next_q = self.critic(batch.next_observations, next_actions).q
-            online_y = clipped_target(batch, config.discount, online_next_q)
         value = self.value(batch.observations)
-        value_loss = mean_squared_error(value, torch.minimum(y, online_y))
+        value_loss = mean_squared_error(value, torch.minimum(y, self.target(batch, next_actions, self.critic)))
         with torch.no_grad():  # advantages below are over V as it was before its step
             baseline = value.detach() if actor_batch is batch else self.value(actor_batch.observations)
         self.optimizers["value"].step(value_loss)

@@ -101,7 +101,8 @@ class Algorithm(ABC):
     def __init__(self, config: Any, stack: Stack, streams: Streams, plugins: Plugins) -> None:
         self.config, self.stack, self.streams, self.plugins = config, stack, streams, plugins
         self.stages = self.plan(config, stack.updates)
-        self._schedule = CosineSchedule(self.stages[-1].updates, stack.device)
+        falls = config.actor_schedule == "cosine"
+        self._schedule = CosineSchedule(self.stages[-1].updates, stack.device) if falls else None
         self.networks: dict[str, nn.Module] = {}
         self.optimizers: dict[str, FlatAdam] = {}
         self._polyak: list[Polyak] = []
@@ -138,7 +139,7 @@ class Algorithm(ABC):
     @property
     def actor_lr_factor(self) -> Tensor | float:
         """From 1 at the first update of the last stage to 0 after its last, or 1."""
-        if self.config.actor_schedule == "constant":
+        if self._schedule is None:
             return 1.0
         return self._schedule.at(self.streams.step, before=sum(stage.updates for stage in self.stages[:-1]))
 
@@ -290,6 +291,16 @@ class Algorithm(ABC):
     def critic_inputs(self, state_actions: Tensor) -> Tensor:
         """The critic's input for rows [s, a], [R, B, s + a]: the rows themselves, or latent pairs."""
         return state_actions
+
+    def regression_target(self, batch: Batch) -> Tensor:
+        """y [R, B], which this update's TD loss moves the critics to, without a graph; for `td_errors`."""
+        raise NotImplementedError
+
+    def td_errors(self, batch: Batch) -> Tensor:
+        """y - Q(s, a) of this update's TD loss [R, M, B], with a graph into the critics."""
+        assert self.critics is not None
+        q = self.critics[0].at(self.critic_inputs(batch.state_actions)).q
+        return self.regression_target(batch).unsqueeze(1) - q
 
     @torch.no_grad()
     def temporal_difference(self, batch: Batch) -> Tensor | None:

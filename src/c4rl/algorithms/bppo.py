@@ -142,15 +142,11 @@ class BPPO(AcceptedPolicies):
         return {VALUE: self._update_value, CLONING: self._clone, IMPROVEMENT: self._improve}[stage](actor_batch)
 
     def _update_critic(self, batch: Batch, moves_target: bool) -> Metrics:
-        """SARSA: y = r + γ Q̄(s', a') with the logged a'."""
-        batch = batch.ended_where_cut()
-        with torch.no_grad():
-            next_q = self._value_of(self.target_critic.at(batch.next_state_actions).q)
-            y = td_target(batch, self.config.discount, next_q[:, 0]).unsqueeze(1)  # [R, 1, B]
+        """SARSA, a step towards y."""
         output = self.critic.at(batch.state_actions)
         q = self._value_of(output.q)
-        td_loss = mean_squared_error(q, y, keep=2)  # [R, M], M = 1
-        metrics = self.critic_step(batch, output, batch.next_actions, td_loss)
+        td_loss = mean_squared_error(q, self.regression_target(batch).unsqueeze(1), keep=2)  # [R, M], M = 1
+        metrics = self.critic_step(batch.ended_where_cut(), output, batch.next_actions, td_loss)
         if moves_target:
             self.move_targets()
         return metrics | {"q": q.mean((1, 2))}
@@ -208,6 +204,15 @@ class BPPO(AcceptedPolicies):
         return output.relu() if self.config.output_relu else output
 
     @torch.no_grad()
+    def regression_target(self, batch: Batch) -> Tensor:
+        """y = r + γ Q̄(s', a') [R, B] with the logged a'."""
+        next_q = self._value_of(self.target_critic.at(batch.next_state_actions).q)
+        return td_target(batch.ended_where_cut(), self.config.discount, next_q[:, 0])
+
+    def td_errors(self, batch: Batch) -> Tensor:
+        return self.regression_target(batch).unsqueeze(1) - self._value_of(self.critic.at(batch.state_actions).q)
+
+    @torch.no_grad()
     def temporal_difference(self, batch: Batch) -> Tensor:
         next_q = self._value_of(self.target_critic(batch.next_observations, self.act(batch.next_observations)).q)
         y = td_target(batch, self.config.discount, next_q[:, 0]).unsqueeze(1)
@@ -218,4 +223,4 @@ def weighted_advantage(advantage: Tensor, omega: float) -> Tensor:
     """A [R, B] normalised within each run; then ωA where A > 0, else (1 - ω)A. For ω = 0.5 A itself and not A / 2, as
     in the original."""
     advantage = (advantage - advantage.mean(1, keepdim=True)) / (advantage.std(1, keepdim=True) + 1e-10)
-    return advantage if omega == 0.5 else torch.where(advantage > 0, omega, 1 - omega) * advantage
+    return advantage if omega == 0.5 else torch.where(advantage > 0, omega * advantage, (1 - omega) * advantage)

@@ -131,6 +131,10 @@ class CQL(Algorithm):
         return metrics | {"actor_loss": actor_loss, "entropy": -log_prob.mean(1), "entropy_weight": alpha}
 
     @torch.no_grad()
+    def regression_target(self, batch: Batch) -> Tensor:
+        return self._target(batch, self.actor(batch.next_observations), self.temperature.log.exp())[1]
+
+    @torch.no_grad()
     def _target(self, batch: Batch, next_policy: TanhGaussian, alpha: Tensor) -> tuple[Tensor, Tensor]:
         """The backup actions [R, B, a] and the TD target y [R, B]."""
         config = self.config

@@ -58,12 +58,15 @@ class ImplicitQ(Algorithm):
         """A = min Q̄(s, a) - V(s) [R, B]."""
         return logged_q - self.value(batch.observations)
 
+    @torch.no_grad()
+    def regression_target(self, batch: Batch) -> Tensor:
+        """y = r + γ V(s') [R, B]."""
+        return td_target(batch, self.config.discount, self.value(batch.next_observations))
+
     def td_step(self, batch: Batch) -> Metrics:
         """Critics: TD on V, without choosing an action. Penalties on (s', a') get the logged a'."""
-        with torch.no_grad():
-            y = td_target(batch, self.config.discount, self.value(batch.next_observations))
         output = self.critic.at(batch.state_actions)
-        td_loss = mean_squared_error(output.q, y.unsqueeze(1), keep=2)
+        td_loss = mean_squared_error(output.q, self.regression_target(batch).unsqueeze(1), keep=2)
         metrics = self.critic_step(batch.ended_where_cut(), output, batch.next_actions, td_loss)
         self.move_targets()
         return metrics

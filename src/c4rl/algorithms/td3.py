@@ -62,15 +62,18 @@ class TD3(Algorithm):
         return (self.target_actor(batch.next_observations, masks) + noise).clamp(-1, 1)
 
     @torch.no_grad()
-    def target(self, batch: Batch, next_actions: Tensor) -> Tensor:
-        """y = r + γ (min Q̄(s', ã') - β2 |ã' - a'|²) [R, B], without β2 where no a' was logged."""
-        config = self.config
-        y = clipped_target(batch, config.discount, self.target_critic(batch.next_observations, next_actions).q)
+    def target(self, batch: Batch, next_actions: Tensor, critic: Critic | None = None) -> Tensor:
+        """y = r + γ (min Q̄(s', ã') - β2 |ã' - a'|²) [R, B], without β2 where no a' was logged. critic: instead of Q̄."""
+        config, critic = self.config, critic or self.target_critic
+        y = clipped_target(batch, config.discount, critic(batch.next_observations, next_actions).q)
         if not isinstance(config.critic_cloning, Tensor) and config.critic_cloning == 0:
             return y
         distance = squared_error(next_actions, batch.next_actions).sum(2)
         discount = per_row(config.discount) * batch.ended_where_cut().continues
         return y - discount * per_row(config.critic_cloning) * distance
+
+    def regression_target(self, batch: Batch) -> Tensor:
+        return self.target(batch, self.smoothed_actions(batch))
 
     def td_step(self, batch: Batch, next_actions: Tensor, y: Tensor) -> Metrics:
         """One step of the critics towards y [R, B]."""

@@ -17,10 +17,12 @@ from c4rl.algorithms.losses import clipped_target, squared_error
 from c4rl.algorithms.t_symmetry_dynamics import ResidualStatistics, TSymmetryDynamics, mean_over
 from c4rl.algorithms.td3 import TD3, TD3Config
 from c4rl.core.buffer import Batch, TransitionBuffer
+from c4rl.core.errors import InputError
 from c4rl.core.networks import Stack, per_row
 from c4rl.core.options import PerRun, option
 from c4rl.core.policies import dropout_masks
 from c4rl.core.random import Streams
+from c4rl.data.dataset import Dataset
 from c4rl.plugins.seams import Plugins
 
 DYNAMICS = 0  # the first stage
@@ -92,6 +94,13 @@ class TSRL(TD3):
         self.data = ResidualStatistics(  # known from the end of stage one on
             self.kept("data/latent_mean", s), self.kept("data/latent_std", s), self.kept("data/residuals", 3)
         )
+
+    @classmethod
+    def select_rows(cls, config: Any, dataset: Dataset) -> Dataset:
+        if (found := int((~dataset.terminals).sum())) < 2:
+            wanted = "2 or more, on which the dynamics model is trained"
+            raise InputError(f"{dataset.source}: found {found} transitions that end no episode, expected {wanted}")
+        return dataset
 
     @classmethod
     def plan(cls, config: Any, updates: int) -> tuple[Stage, ...]:
@@ -169,15 +178,22 @@ class TSRL(TD3):
 
     def _update_critics(self, batch: Batch, z: Tensor) -> Metrics:
         """TD3's step at latent pairs z = φ(s, a)."""
-        masks = self._dropout("target_dropout", batch.rewards.shape[1])
-        next_actions = self.smoothed_actions(batch, masks)
-        next_z = self.critic_inputs(torch.cat([batch.next_observations, next_actions], dim=2))
-        with torch.no_grad():
-            y = clipped_target(batch, self.config.discount, self.target_critic.at(next_z).q)
+        next_z, y = self._backup(batch)
         output = self.critic.at(z)
         td_loss = mean_over(squared_error(output.q, y.unsqueeze(1)), self._used(batch).unsqueeze(1))  # [R, M]
         latent, backup = self._as_the_critic_sees(batch, z, next_z)
         return self.critic_step(latent, output, backup, td_loss)
+
+    @torch.no_grad()
+    def _backup(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The latent pair φ(s', ã') [R, B, s + a], and y [R, B]."""
+        masks = self._dropout("target_dropout", batch.rewards.shape[1])
+        next_actions = self.smoothed_actions(batch, masks)
+        next_z = self.critic_inputs(torch.cat([batch.next_observations, next_actions], dim=2))
+        return next_z, clipped_target(batch, self.config.discount, self.target_critic.at(next_z).q)
+
+    def regression_target(self, batch: Batch) -> Tensor:
+        return self._backup(batch)[1]
 
     def _update_actor(self, batch: Batch, z: Tensor) -> None:
         """Cloning and symmetry in latent space, minus Q at latent states and, where trusted, around them."""

@@ -21,7 +21,7 @@ from c4rl.diagnostics.page import Page, Plot, Series, number
 from c4rl.diagnostics.returns import describe_returns
 from c4rl.diagnostics.soundness import Finding, check_soundness
 from c4rl.environments.tasks import Task
-from c4rl.training.preparation import threads_given_back
+from c4rl.training.preparation import pytorch_given_back
 
 LEAST_PROBED = 20  # rows: with fewer there is nothing to hold out and to learn
 CRITIC_SHARE = 0.25  # of the probe's seconds
@@ -51,7 +51,7 @@ def examine(dataset: Dataset, task: Task, probe: bool = True, seconds: float = 1
     coverage, returns = describe_coverage(dataset), describe_returns(dataset, task)
     cloning, critic = None, None
     if probe and len(dataset) >= LEAST_PROBED:
-        with threads_given_back():
+        with pytorch_given_back():
             torch.set_num_threads(1)  # more are slower on networks this small, by far where others use the machine
             cloning = probe_cloning(dataset, seconds=(1 - CRITIC_SHARE) * seconds)
             if dataset.next_action_valid.sum() >= LEAST_PROBED:

@@ -76,8 +76,9 @@ class Returns(Plugin):
     def _weights(self, buffer: TransitionBuffer) -> Tensor:
         """[R, n]"""
         names = ("return_temperature", "return_top", "return_floor", "return_rows", "return_starts")
-        runs = len(buffer.lengths)
-        settings = torch.stack([torch.as_tensor(getattr(self.config, name)).cpu().expand(runs) for name in names], 1)
+        runs, dtype = len(buffer.lengths), buffer.packed.dtype
+        values = (torch.as_tensor(getattr(self.config, name), dtype=dtype).cpu() for name in names)
+        settings = torch.stack([value.expand(runs) for value in values], 1)
         out = torch.zeros(runs, int(buffer.lengths.max()), dtype=torch.float64)
         spans = zip(buffer.offsets.tolist(), buffer.lengths.tolist(), settings.double().tolist(), strict=True)
         known: dict[Any, Tensor] = {}
@@ -87,9 +88,9 @@ class Returns(Plugin):
                 rows = buffer.unpack(buffer.packed[start : start + length].cpu())
                 ids = buffer.trajectory_ids[start : start + length].long().cpu()
                 trajectories = rows.rewards.double(), rows.continues == 0, ids
-                alike = spread_of_starts(rows.observations.double(), ids) < most
-                cut = self.config.return_cut
-                known[key] = weights_of_rows(*trajectories, *values, cut=cut) if alike else torch.ones(length) / length
+                known[key] = torch.ones(length, dtype=dtype) / length
+                if spread_of_starts(rows.observations.double(), ids) < most:
+                    known[key] = weights_of_rows(*trajectories, *values, cut=self.config.return_cut)
             out[run, :length] = known[key]
         self._effective_rows = (1 / out.square().sum(1)).to(buffer.packed)
         return out.to(buffer.packed.device)

@@ -15,7 +15,7 @@ from c4rl.core.networks import Stack
 from c4rl.core.numpy_policy import LAYER_NORM_EPSILON, NumpyPolicy
 from c4rl.core.optimizers import CosineSchedule, FlatAdam
 from c4rl.core.policies import DeterministicPolicy, EvaluatedPolicy
-from c4rl.training.preparation import free_threads, threads_given_back
+from c4rl.training.preparation import free_threads, pytorch_given_back
 
 BATCH, STEP_SIZE, TELL_EVERY = 256, 1e-3, 1000
 
@@ -25,7 +25,7 @@ class Distilled(NamedTuple):
     distance: float  # RMS over logged states between its actions and the ensemble's, as a share of the action range
 
 
-@threads_given_back()
+@pytorch_given_back()
 def distil(
     ensemble: NumpyPolicy,
     observations: np.ndarray,

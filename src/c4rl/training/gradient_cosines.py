@@ -7,7 +7,6 @@ an update follows. Gradients are those of an update: with respect to the critic,
 import torch
 from torch import Tensor
 
-from c4rl.algorithms.losses import clipped_target
 from c4rl.core.buffer import Batch
 from c4rl.core.ops import kernels
 from c4rl.training.launch import Launch
@@ -32,17 +31,11 @@ def gradient_cosines(launch: Launch, batch: Batch, batch_size: int = BATCH) -> l
 
 def _of_batch(launch: Launch, batch: Batch) -> dict[str, Tensor]:
     """[R, M] each."""
-    algorithm = launch.algorithm
-    assert algorithm.critics is not None
-    critic, target = algorithm.critics
-    with torch.no_grad():
-        next_pairs = torch.cat([batch.next_observations, algorithm.act(batch.next_observations)], dim=2)
-        y = clipped_target(batch, algorithm.config.discount, target.at(algorithm.critic_inputs(next_pairs)).q)
-        inputs = algorithm.critic_inputs(batch.state_actions)
-    delta = y.unsqueeze(1) - critic.at(inputs).q  # [R, M, B]
+    assert launch.algorithm.critics is not None
+    delta = launch.algorithm.td_errors(batch)  # [R, M, B]
     mean = delta.mean(2)
     parts = {"loss": delta.square().mean(2), "variance": delta.var(dim=2, correction=0), "mean": mean.square()}
-    parameters = list(critic.parameters())
+    parameters = list(launch.algorithm.critics[0].parameters())
     gradients = {}
     for name, value in parts.items():
         found = torch.autograd.grad(value.sum(), parameters, retain_graph=True)

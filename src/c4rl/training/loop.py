@@ -34,7 +34,7 @@ from c4rl.training.preparation import (
     free_threads,
     in_any_folder,
     prepare_all,
-    threads_given_back,
+    pytorch_given_back,
 )
 from c4rl.training.run_directory import RunDirectory, check_new_output, job_config
 from c4rl.training.same_job import check_same_job
@@ -45,7 +45,7 @@ from c4rl.training.summary import FAILED, summarise
 from c4rl.training.timer import DeviceTimer
 
 
-@threads_given_back()
+@pytorch_given_back()
 def train(config: TrainConfig, console: Console | None = None) -> dict[str, Any]:
     """Run a new job to its end and return its summary."""
     check_new_output(config.output)
@@ -63,7 +63,7 @@ def train(config: TrainConfig, console: Console | None = None) -> dict[str, Any]
     return trainer.run()
 
 
-@threads_given_back()
+@pytorch_given_back()
 def resume(
     path: str | Path, console: Console | None = None, *, allow_import: bool = False, **changes: Any
 ) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -114,13 +114,21 @@ def free_threads() -> int:
 
 
 @contextmanager
-def threads_given_back() -> Iterator[None]:
-    """PyTorch's number of threads belongs to the whole process, which may go on with other work."""
-    before = torch.get_num_threads()
+def pytorch_given_back() -> Iterator[None]:
+    """PyTorch's modes as in a new process, whatever the program around has set: gradients, full precision, tensors made
+    on the CPU. Its number of threads, which belongs to the whole process, is given back."""
+    threads = torch.get_num_threads()
     try:
-        yield
+        with ExitStack() as modes:
+            modes.enter_context(torch.inference_mode(False))  # ends no_grad too
+            for kind in ("cpu", "cuda"):
+                if torch.is_autocast_enabled(kind):
+                    modes.enter_context(torch.autocast(kind, enabled=False))
+            if torch.get_default_device().type != "cpu":  # elsewhere it would slow every operation
+                modes.enter_context(torch.device("cpu"))
+            yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
 
 
 def choose_device(name: str) -> torch.device:

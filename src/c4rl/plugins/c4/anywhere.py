@@ -93,11 +93,15 @@ class C4Anywhere:
         A row's next action is that of the row below, where that one begins in the row's next state and the row is not
         terminal. options: those of the class.
         """
-        follows = torch.zeros(len(states), dtype=torch.bool, device=states.device)
+        count, parts = len(states), (states, actions, next_states)
+        if any(part.dim() != 2 or len(part) != count for part in parts) or len(terminals.flatten()) != count:
+            shapes = ", ".join(str(list(part.shape)) for part in (*parts, terminals))
+            raise InputError(f"C4Anywhere: transitions have shapes {shapes}, expected [N, s], [N, a], [N, s] and [N]")
+        follows = torch.zeros(count, dtype=torch.bool, device=states.device)
         follows[:-1] = (next_states[:-1] == states[1:]).all(1) & ~terminals.flatten()[:-1].bool()
-        if (found := int(follows.sum())) < len(states) / 10:  # shuffled rows meet their successors by chance only
+        if (found := int(follows.sum())) < count / 10:  # shuffled rows meet their successors by chance only
             raise InputError(
-                f"C4Anywhere: {found} of {len(states)} rows end where the row below begins, expected whole "
+                f"C4Anywhere: {found} of {count} rows end where the row below begins, expected whole "
                 "trajectories in order"
             )
         next_actions = torch.where(follows.unsqueeze(1), actions.roll(-1, 0), 0)
@@ -195,8 +199,12 @@ class C4Anywhere:
                     "C4Anywhere: no gradient reaches the critic through its features, expected layers below the last "
                     "one that are trained, and no detached features (or mode 'exact')"
                 )
+            if td_loss is not None and td_loss.numel() != 1:
+                raise InputError(f"C4Anywhere: td_loss has shape {list(td_loss.shape)}, expected one number, a mean")
             td_loss = td_loss.reshape(1, 1) if td_loss is not None else None
-            weighted = self.weighted_penalty(g_next[None], g[None], self.valid[rows][None], td_loss).sum()
+            g, g_next = g.to(self.x.dtype), g_next.to(self.x.dtype)
+            with torch.autocast(self.x.device.type, enabled=False):  # C is a small difference of large sums
+                weighted = self.weighted_penalty(g_next[None], g[None], self.valid[rows][None], td_loss).sum()
         self.report["c4_penalty"] = weighted.detach()
         return weighted
 
@@ -243,12 +251,18 @@ class C4Anywhere:
             raise InputError("C4Anywhere: the rows hold numbers that are not finite, expected finite ones")
 
     def _refresh(self) -> None:
-        def gradients(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            g_next = self._gradients(self.target, self.x_next[rows[0]], create_graph=False)
-            g = self._gradients(self.critic, self.x[rows[0]], create_graph=False)
-            return g_next.unsqueeze(0), g.detach().unsqueeze(0), self.valid[rows]
+        kind, dtype = self.x.device.type, self.x.dtype
+        autocast = torch.is_autocast_enabled(kind)
 
-        self.report = self.clustering.refresh(gradients, self.streams, self._updates)
+        def gradients(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            with torch.autocast(kind, enabled=autocast):  # the critic as the loop has it
+                g_next = self._gradients(self.target, self.x_next[rows[0]], create_graph=False)
+                g = self._gradients(self.critic, self.x[rows[0]], create_graph=False)
+            return g_next.unsqueeze(0).to(dtype), g.detach().unsqueeze(0).to(dtype), self.valid[rows]
+
+        # batches may be drawn in any mode; statistics need gradients (exact) and all digits
+        with torch.inference_mode(False), torch.autocast(kind, enabled=False):
+            self.report = self.clustering.refresh(gradients, self.streams, self._updates)
         self._clustered_at = self._updates // self.config.period * self.config.period
         self._ahead = None
         for step, reason in self.clustering.failures().values():

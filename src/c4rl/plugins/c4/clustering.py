@@ -83,7 +83,7 @@ class Clustering:
         self.mixture: Mixture | None = None  # of the last fit, as are the next two
         self.projections: tuple[Projection, ...] = ()  # of g' and of g, where y is projected
         self.memberships: Tensor | None = None  # r_iz that the next fit starts from, [R, P, K]
-        self.responsibilities: Tensor | None = None  # those drawn from since the last refresh, [R, P, K]
+        self.responsibilities: Tensor | None = None  # rows are drawn by them since the last refresh, [R, P, K]
 
     # -- drawing
 
@@ -141,7 +141,7 @@ class Clustering:
         self.failure.copy_(torch.where(newly, failure, self.failure))
         self.tables.refresh(weights, index, failure != 0, self.row_weights())
         self._keep(found.mixture, projections, own, failure != 0)
-        self.responsibilities = drawn
+        self.responsibilities = weights
         split = within_and_between(*(t[:, looked_at] for t in (g_next, g, valid, own)))
         return self._report(split, found.mixture, projections)
 

@@ -27,7 +27,8 @@ from c4rl.plugins.seams import ActorStep, Host
 @dataclass(frozen=True)
 class DivergenceConfig(Options):
     divergence: Divergence = "kl_data"
-    """Between the policy and the behaviour model; kl_data is the likelihood of logged actions."""
+    """Between the policy and the behaviour model; kl_data is the likelihood of logged actions. chi_square may overflow;
+    renyi with --divergence-alpha 2, which is log(1 + chi_square), does not."""
     divergence_weight: float = option(0.0, at_least=0, at_most=1e6)
     """Weight in the actor's loss; 0: no divergence term."""
     divergence_against: Literal["cluster", "mixture"] = "cluster"
@@ -75,7 +76,7 @@ class DivergenceTerm:
             for kept, new in zip(self.marginal, clustering.mixture.marginal(), strict=True):
                 kept.copy_(new)
         batch = self.buffer.gather(clustering.tables.pool_rows(clustering.last_index))
-        weights = clustering.responsibilities * clustering.tables.pool_mask.unsqueeze(2)
+        weights = clustering.responsibilities
         if (row_weights := self.buffer.row_weights) is not None:
             assert batch.rows is not None
             weights = weights * row_weights.gather(1, batch.rows - self.buffer.offsets.unsqueeze(1)).unsqueeze(2)

@@ -29,7 +29,7 @@ class Failure(IntFlag):
     """Why a run's fit could not be done; `Failure(code)` names the reasons of a code."""
 
     NON_FINITE_ROWS = 1  # a valid row of y holds an infinity or a NaN
-    TOO_FEW_ROWS = 2  # fewer than two valid rows
+    TOO_FEW_ROWS_WITH_A_NEXT_ACTION = 2  # fewer than two valid ones
     NOT_POSITIVE_DEFINITE = 4  # a covariance resisted every jitter
     NON_FINITE_PARAMETERS = 8  # weights, means or the likelihood overflowed
 
@@ -309,7 +309,7 @@ def _standardise(y: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor, Tens
     # a constant dimension carries no information: rounding noise must not be blown up to variance 1
     scale = torch.where(deviation > 1e-6 * shift.abs(), deviation, 1.0)
     failure = (valid & ~finite).any(1) * int(Failure.NON_FINITE_ROWS)
-    failure = failure | (count.squeeze(1) < 2) * int(Failure.TOO_FEW_ROWS)
+    failure = failure | (count.squeeze(1) < 2) * int(Failure.TOO_FEW_ROWS_WITH_A_NEXT_ACTION)
     failure = failure | (~scale.isfinite().all(1)) * int(Failure.NON_FINITE_PARAMETERS)
     return centred / scale.to(y.dtype).unsqueeze(1), shift, scale, failure
 
