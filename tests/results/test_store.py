@@ -211,6 +211,13 @@ def test_a_disk_that_fills_up_takes_no_entry_of_a_job(
         (lambda entry: entry.update(schema=2), "field 'schema' is 2, expected 1"),
         (lambda entry: entry.pop("versions"), "found other fields than an entry's"),
         (lambda entry: entry.update(run={}), "lacks what determines a run"),
+        (lambda entry: entry.update(curve=[]), "its results are not as c4rl writes them"),
+        (lambda entry: entry["curve"][0][1].clear(), "its results are not as c4rl writes them"),
+        (lambda entry: entry["curve"][0][1].append(float("nan")), "its results are not as c4rl writes them"),
+        (lambda entry: entry.update(curve=[1.0]), "its results are not as c4rl writes them"),
+        (lambda entry: entry.update(made={}), "its results are not as c4rl writes them"),
+        (lambda entry: entry.update(stopped="then"), "its results are not as c4rl writes them"),
+        (lambda entry: entry.update(selected={"update": 5}), "its results are not as c4rl writes them"),
     ],
 )
 def test_a_changed_entry_is_refused_by_name(change: Any, sentence: str, copied: Store) -> None:

@@ -84,13 +84,12 @@ def missing_jobs(table: ResultTable, store: Store, data: Path, output: Path, **h
                 jobs.append((label, job))
     swept = {method.label: method for method in table.methods if method.swept}
     known_rows = {data / f"{name}.npz": facts["rows"] for name, facts in datasets().items()}
-    found = []
+    made = []
     for label, job in _together(jobs, swept):
-        runs, whole = runs_of(job), [(one.size, known_rows[one.dataset[0]]) for one in data_configs(job)]
-        rows = [min(size or most, most) for size, most in whole]
-        launches = launch_groups(job, runs, rows, device_of(job))
-        found.append(Job(replace(job, output=output / _folder_name(label, job)), len(runs), len(launches)))
-    return found
+        runs, sizes = runs_of(job), [(one.size, known_rows[one.dataset[0]]) for one in data_configs(job)]
+        launches = launch_groups(job, runs, [min(size or rows, rows) for size, rows in sizes], device_of(job))
+        made.append(Job(replace(job, output=output / _folder_name(label, job)), len(runs), len(launches)))
+    return made
 
 
 def device_of(job: TrainConfig) -> torch.device:
