@@ -11,7 +11,7 @@ from c4rl.algorithms.bc import BCConfig
 from c4rl.data import info
 from c4rl.data.dataset import Dataset
 from c4rl.data.loading import load_dataset
-from c4rl.diagnostics.advice import advise
+from c4rl.diagnostics.advice import _stop, advise
 from c4rl.diagnostics.cloning_probe import CloningCurve, probe_cloning
 from c4rl.diagnostics.coverage import describe_coverage, directions_for, participation_ratio
 from c4rl.diagnostics.critic_probe import probe_critic
@@ -180,6 +180,10 @@ def test_when_to_stop_is_read_off_the_curve() -> None:
     assert not shaking.overfits and shaking.best == 200
     falling = curve([0.5, 0.4, 0.3, 0.2])
     assert not falling.overfits and falling.stop == falling.best == 800
+
+
+def test_a_probe_that_ended_early_claims_no_more_than_it_saw() -> None:
+    assert _stop(curve([0.5])).reason.startswith("The held-out action error had not risen by update 100, where")
 
 
 def test_random_actions_are_overfitted_and_clear_ones_are_not(tmp_path: Path) -> None:

@@ -81,13 +81,15 @@ const second = first.querySelector(".readout").textContent;
 key("End");
 const last = first.querySelector(".readout").textContent;
 const before = svg.querySelectorAll(".curve").length;
+const dashes = [...svg.querySelectorAll(".curve")].map(line => line.getAttribute("stroke-dasharray"));
+const keys = [...first.querySelectorAll(".legend path")].map(line => line.getAttribute("stroke-dasharray"));
 const button = first.querySelector(".legend button");
 button.click();
 const after = svg.querySelectorAll(".curve").length, pressed = button.getAttribute("aria-pressed");
 const ground = () => getComputedStyle(document.body).backgroundColor, light = ground();
 document.getElementById("theme").click();
 return {drawn: drawn.length, label: svg.getAttribute("aria-label"), tab: svg.tabIndex, second, last, before, after,
-  pressed, themes: [light, ground()], wide: document.documentElement.scrollWidth > innerWidth};
+  dashes, keys, pressed, themes: [light, ground()], wide: document.documentElement.scrollWidth > innerWidth};
 """
 
 
@@ -101,5 +103,6 @@ def test_a_browser_draws_it_without_errors_or_requests_and_its_controls_work(wid
     assert found["second"].startswith("update 10: rising 2 [1.5, 2.5]")
     assert found["last"].startswith("update 100: rising 3 [2.5, 3.5]")
     assert (found["before"], found["after"], found["pressed"]) == (2, 1, "false")
+    assert found["dashes"] == found["keys"] and len(set(found["keys"])) == 2, "lines differ in grey, and in the legend"
     assert found["themes"][0] != found["themes"][1]
     assert not found["wide"]  # no sideways scrolling

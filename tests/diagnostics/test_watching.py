@@ -83,12 +83,14 @@ def test_without_a_simulator_errors_are_called_errors(tmp_path: Path) -> None:
     rates = ",".join(map(str, range(1, 11)))
     job = make_folder(tmp_path / "job", sweep=(f"alpha={rates}",), task=("none",))
     metrics = job / "metrics.jsonl"
-    metrics.write_text(metrics.read_text().replace('"score"', '"held_out_action_rmse"'))
+    lines = metrics.read_text().replace('"score"', '"held_out_action_rmse"').splitlines(keepends=True)
+    metrics.write_text("".join(line for line in lines if "_rmse" not in line or '"alpha=9.0' not in line))
     view = JobView(job)
     view.poll()
     text = shown(view, rows=6)
     assert "action error" in text and "and 4 more, with larger errors" in text and "score" not in text
     assert text.index("alpha=1.0") < text.index("alpha=2.0") and "alpha=10.0" not in text
+    assert "alpha=9.0" not in text, "one without any comes last"
 
 
 def test_sparklines() -> None:

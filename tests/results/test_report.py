@@ -69,6 +69,37 @@ def test_a_run_that_blew_up_is_named(tmp_path: Path) -> None:
     assert run("report", job, "--output", tmp_path / "page.html") == 0
     text = (tmp_path / "page.html").read_text("utf-8")
     assert "job at update 916: the critic&#x27;s loss is not finite." in text
+    assert "†" not in text
+
+
+def test_scores_of_other_kinds_stand_apart(tmp_path: Path) -> None:
+    """Scores in a simulator, and errors where there is none: no common order, table, plot or correlation."""
+    jobs = [
+        make_folder(tmp_path / name, slope=slope, seeds=(0, 1, 2), task=task)
+        for name, slope, task in (("a", 1, "none"), ("b", 3, "none"), ("c", 2, "maze2d-umaze-v1"))
+    ]
+    for job in jobs[:2]:  # were trained without a simulator
+        text = (job / "metrics.jsonl").read_text().replace('"score"', '"held_out_action_rmse"')
+        (job / "metrics.jsonl").write_text(text)
+    new = make_folder(tmp_path / "new", seeds=(0,))
+    new_lines = [json.loads(line) for line in (new / "metrics.jsonl").read_text().splitlines()]
+    for line in new_lines:
+        if "score" in line:
+            line |= {"held_out_action_rmse": "nan", "failed_at": 500}
+            del line["score"]
+        else:
+            line |= dict.fromkeys(("td_A", "td_B", "td_C"), "inf")
+    (new / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in new_lines))
+    page = tmp_path / "page.html"
+    assert run("report", *jobs, new, "--output", page) == 0
+    text, plots = page.read_text("utf-8"), plots_of(page)
+    (scores,) = (plot for plot in plots if plot["label"].startswith("Learning curves: normalised score"))
+    (errors,) = (plot for plot in plots if plot["label"].startswith("Learning curves: held out action error"))
+    assert [one["name"] for one in scores["series"]] == ["c"]
+    assert [one["name"] for one in errors["series"]] == ["a", "b"], "the least error first"
+    (of_errors,) = re.findall(r"<table><thead>(?:(?!</table>).)*late held out action error.*?</table>", text)
+    assert re.findall(r'scope="row">(.*?)</th>', of_errors) == ["a", "b", "new †"], "without any, last"
+    assert "†: some runs failed" in text
 
 
 def test_terms_are_shown_with_scores_and_their_rank_correlation(

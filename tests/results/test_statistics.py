@@ -14,6 +14,7 @@ from c4rl.results.statistics import (
     probability_of_improvement,
     rank_correlation,
     student_quantile,
+    weighted_interval,
 )
 
 metrics = pytest.importorskip("rliable.metrics", reason="rliable is not installed")
@@ -93,6 +94,41 @@ def test_intervals_cover_the_truth_as_often_as_they_say(runs: int) -> None:
     assert 0.91 <= bootstrap / 400 <= 0.98
     if runs == 3:
         assert narrow / 400 < 0.91, "the uncorrected interval is too narrow for three seeds"
+
+
+@pytest.mark.parametrize("runs", [2, 3, 5, 10])
+def test_intervals_cover_where_one_task_varies_more_than_the_others(runs: int) -> None:
+    """As hopper-expert does: spreads of cloning on the eight locomotion sets."""
+    random, spread = np.random.default_rng(runs), np.array([2.3, 2.3, 0.4, 36.1, 7.6, 1.2, 15.7, 7.2])
+    found = {"mean": 0, "difference": 0, "effect": 0, "bootstrap": 0}
+    for trial in range(1000):
+        first, second = spread * random.standard_normal((2, runs, 8))
+        few = first[:3]
+        signs = np.where(np.arange(8) % 2, 2.0, -2.0)
+        intervals = {
+            "mean": mean_interval(first),
+            "difference": difference_interval(few, second),
+            "effect": weighted_interval((first, signs)),
+            "bootstrap": bootstrap_interval(mean, first, repetitions=200, seed=trial),
+        }
+        for name, (low, high) in intervals.items():
+            found[name] += low <= 0 <= high
+    share = {name: count / 1000 for name, count in found.items()}
+    assert all(0.93 <= share[name] <= 0.985 for name in ("mean", "difference", "effect")), share
+    if runs < 5:
+        assert share["bootstrap"] < 0.9, "the bootstrap is too narrow"
+
+
+def test_intervals_of_several_tasks_are_welchs() -> None:
+    """Two tasks with opposite weights, times the number of tasks, have the interval of their difference."""
+    sample = np.array([[1.0, 5.0], [2.0, 9.0], [4.0, 1.0]])
+    np.testing.assert_allclose(
+        weighted_interval((sample, np.array([2.0, -2.0]))), difference_interval(sample[:, 0], sample[:, 1])
+    )
+    low, high = mean_interval(sample)
+    assert (low + high) / 2 == pytest.approx(mean(sample))
+    assert mean_interval(np.full((3, 2), 7.0)) == (7, 7)
+    assert mean_interval(sample[:1]) == difference_interval(sample, sample[:1]) == (-np.inf, np.inf)
 
 
 def test_one_run_tells_nothing_about_the_mean() -> None:

@@ -9,7 +9,6 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from safetensors import safe_open
 from c4rl.core.errors import InputError
 from c4rl.data.writing import write_npz
 from c4rl.environments.tasks import get_task
-from c4rl.results.bench_tables import cheap_first, check_data, minutes_of, missing_jobs, run_jobs
+from c4rl.results.bench_tables import Minutes, cheap_first, check_data, list_jobs, minutes_of, missing_jobs, run_jobs
 from c4rl.results.speed_tables import Rate, measured_rates
 from c4rl.results.store import Store, determinants, entries_of, identity
 from c4rl.results.tables import Method, fill, recording_of
@@ -67,13 +66,14 @@ def test_how_long_a_job_takes_is_judged_by_the_most_similar_runs(trained: Traine
     entries = list(trained.store)
     words = {}
     for method in (C4, METHODS[0]):
-        (job,) = missing_jobs(small_table(methods=(method,), seeds=3), trained.store, trained.data, tmp_path)
+        table = small_table(methods=(method,), seeds=3)
+        (job,) = missing_jobs(table, trained.store, trained.data, tmp_path, device="cpu")
         for kept in (entries, [e for e in entries if e.data["run"]["plugins"] == []], []):
             found = minutes_of(job, kept, [])
-            words[method.label, len(kept)] = found and found[1]
-            assert found is None or found[0] > 0
+            words[method.label, len(kept)] = found and found.guessed_from
+            assert found is None or 0 < found.least <= found.most
     assert words == {
-        ("TD3+BC + C4", 16): "", ("TD3+BC + C4", 12): "guessed from td3_bc", ("TD3+BC + C4", 0): None,
+        ("TD3+BC + C4", 16): "", ("TD3+BC + C4", 12): "td3_bc", ("TD3+BC + C4", 0): None,
         ("BC", 16): "", ("BC", 12): "", ("BC", 0): None,
     }  # fmt: skip
     wider = job._replace(config=replace(job.config, options=replace(job.config.options, hidden_width=256)))
@@ -82,20 +82,44 @@ def test_how_long_a_job_takes_is_judged_by_the_most_similar_runs(trained: Traine
         for entry in entries
         if entry.data["run"]["algorithm"] == "bc"
     ]
-    expected = pytest.approx(job.run_updates / median(rates) / 60), "guessed from bc with other networks"
-    assert minutes_of(wider, entries, []) == expected, "small networks say little of large ones"
+    least, most = (job.run_updates / pick(rates) / 60 for pick in (max, min))
+    assert minutes_of(wider, entries, []) == Minutes(least, most, "bc with other networks"), "small ones say little"
+    assert minutes_of(job, entries, [])[:2] == (least, least), "the best speed known"
     bc, stages = Rate("bc", [], "fp32", "cuda", {"training": 2.0}), {"dynamics model": 1.0, "training": 4.0}
-    assert minutes_of(job, entries, [bc]) == (job.run_updates / 2 / 60, ""), "a GPU, not the store's CPU"
-    assert minutes_of(job, [], [bc._replace(precision="bf16x3")]) == (job.run_updates / 2 / 60, "guessed from bc")
-    assert minutes_of(job, [], [bc, bc._replace(stages={"training": 3.0})]) == (job.run_updates / 3 / 60, "")
+    assert minutes_of(job, [], [bc]) is None, "a GPU says nothing of a CPU"
+    job = job._replace(config=replace(job.config, device="cuda:1"))
+    seconds = {rate: job.run_updates / rate / 60 for rate in (2, 3)}
+    assert minutes_of(job, entries, [bc]) == (seconds[2], seconds[2], ""), "nor a CPU of a GPU"
+    assert minutes_of(job, [], [bc._replace(precision="bf16x3")]) == (seconds[2], seconds[2], "bc")
+    assert minutes_of(job, [], [bc, bc._replace(stages={"training": 3.0})]) == (seconds[3], seconds[3], "")
+    others = [bc._replace(algorithm="cql"), bc._replace(algorithm="iql", stages={"training": 3.0})]
+    assert minutes_of(job, [], others) == (seconds[3], seconds[2], "others"), "never timed: a range"
     table = small_table(methods=(Method("TSRL", "tsrl", options=SMALL | {"dynamics_updates": 8}),))
-    (job, *_) = missing_jobs(table, trained.store, trained.data, tmp_path)
-    seconds = job.runs * (8 / 1.0 + 20 / 4.0)
-    assert minutes_of(job, [], [Rate("tsrl", [], "fp32", "cuda", stages)]) == (pytest.approx(seconds / 60), "")
+    (job, *_) = missing_jobs(table, trained.store, trained.data, tmp_path, device="cuda")
+    found = minutes_of(job, [], [Rate("tsrl", [], "fp32", "cuda", stages)])
+    assert found is not None and found.least == found.most == pytest.approx(job.runs * (8 / 1.0 + 20 / 4.0) / 60)
+
+
+def test_a_list_of_jobs_counts_launches_and_says_what_is_a_guess(trained: Trained, tmp_path: Path) -> None:
+    none, bc = Store(tmp_path / "none"), Rate("bc", [], "fp32", "cuda", {"training": 1.0})
+
+    def listed(device: str, rates: list[Rate]) -> list[str]:
+        jobs = missing_jobs(small_table(), none, trained.data, tmp_path, device=device)
+        return [line.rpartition(": ")[2] for line in list_jobs(jobs, none, rates).splitlines()]
+
+    first, *_, last = listed("cpu", [bc])
+    assert first == "4 runs in 1 launch, 80 updates in all, speed not known"
+    assert last == "speed not known"
+    slow, fast = (bc._replace(algorithm=name, stages={"training": rate}) for name, rate in (("cql", 0.1), ("iql", 1.0)))
+    *lines, last = listed("cuda", [slow, fast])
+    assert lines[0] == "4 runs in 1 launch, 80 updates in all, about 1.3 to 13 minutes (guessed from others)"
+    assert last == "about 5.3 to 53 minutes", "16 runs of 20 updates"
+    (job,) = missing_jobs(small_table(methods=METHODS[:1]), none, trained.data, tmp_path, runs_per_launch=3)
+    assert (job.runs, job.launches) == (4, 2)
 
 
 def test_jobs_that_were_begun_come_first_and_then_cheap_ones(trained: Trained, tmp_path: Path) -> None:
-    jobs = missing_jobs(small_table(), Store(tmp_path / "none"), trained.data, tmp_path)
+    jobs = missing_jobs(small_table(), Store(tmp_path / "none"), trained.data, tmp_path, device="cuda")
     rates = [Rate("bc", [], "fp32", "cuda", {"training": 1.0}), Rate("td3_bc", [], "fp32", "cuda", {"training": 9.0})]
     order = [jobs.index(job) for job in cheap_first(jobs, Store(tmp_path / "none"), rates)]
     assert order == [2, 1, 0], "4 runs of TD3+BC, 8 of it, 4 of BC"
@@ -187,6 +211,13 @@ def test_a_disk_that_fills_up_takes_no_entry_of_a_job(
         (lambda entry: entry.update(schema=2), "field 'schema' is 2, expected 1"),
         (lambda entry: entry.pop("versions"), "found other fields than an entry's"),
         (lambda entry: entry.update(run={}), "lacks what determines a run"),
+        (lambda entry: entry.update(curve=[]), "its results are not as c4rl writes them"),
+        (lambda entry: entry["curve"][0][1].clear(), "its results are not as c4rl writes them"),
+        (lambda entry: entry["curve"][0][1].append(float("nan")), "its results are not as c4rl writes them"),
+        (lambda entry: entry.update(curve=[1.0]), "its results are not as c4rl writes them"),
+        (lambda entry: entry.update(made={}), "its results are not as c4rl writes them"),
+        (lambda entry: entry.update(stopped="then"), "its results are not as c4rl writes them"),
+        (lambda entry: entry.update(selected={"update": 5}), "its results are not as c4rl writes them"),
     ],
 )
 def test_a_changed_entry_is_refused_by_name(change: Any, sentence: str, copied: Store) -> None:
@@ -274,7 +305,7 @@ from c4rl.results import bench_tables, tables
 from tests.results.conftest import fill_gaps, small_table
 from tests.results.test_store import LONG
 data, output, store, sha256 = sys.argv[1:]
-known = {LONG["tasks"][0]: {"sha256": sha256}}
+known = {LONG["tasks"][0]: {"sha256": sha256, "rows": 300}}
 tables.datasets = bench_tables.datasets = lambda: known
 fill_gaps(small_table(**LONG | {"updates": 10**6}), bench_tables.Store(Path(store)), Path(data), Path(output))
 """

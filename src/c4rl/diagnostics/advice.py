@@ -56,7 +56,7 @@ def _stop(cloning: CloningCurve) -> Setting:
     how = ", ".join(f"{key} {number(value)}" for key, value in cloning.settings.items())
     last = cloning.updates[-1]
     if not cloning.overfits:
-        reason = f"The held-out action error still falls, or is flat, at update {last:,} ({how})."
+        reason = f"The held-out action error had not risen by update {last:,}, where the probe ended ({how})."
         return Setting("stop cloning at", f"{_rounded(last)} updates or later", reason)
     reason = (
         f"The held-out action error is least at update {cloning.best:,}, and after the one advised it is more than "

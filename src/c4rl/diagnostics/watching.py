@@ -152,7 +152,7 @@ def render(view: JobView, rows: int = 10_000) -> RenderableType:
 
     def last_score(name: str) -> float:
         found = [run.scores[-1] for run in grouped[name] if run.scores]
-        return (sum(found) / len(found) if found else -math.inf) * (1 if view.higher_is_better else -1)
+        return sum(found) / len(found) * (1 if view.higher_is_better else -1) if found else -math.inf
 
     names = sorted(grouped, key=last_score, reverse=True) if len(grouped) > rows else list(grouped)
     shown = names[: max(rows, LEAST_ROWS)]

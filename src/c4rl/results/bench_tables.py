@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
+import torch
 from rich.console import Console
 
 from c4rl.core.declarations import plain_name
@@ -22,7 +22,7 @@ from c4rl.data.loading import load_dataset
 from c4rl.environments.tasks import get_task
 from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.config_file import to_json
-from c4rl.jobs.runs import runs_of
+from c4rl.jobs.runs import data_configs, launch_groups, runs_of
 from c4rl.jobs.sweeps import differences
 from c4rl.results.speed_tables import Rate
 from c4rl.results.store import Entry, Store, entries_of
@@ -30,6 +30,7 @@ from c4rl.results.table_text import short
 from c4rl.results.tables import RECORDED, Method, ResultTable, datasets, identities, recording_of, task_of
 from c4rl.training import ray_engine
 from c4rl.training.loop import resume, train
+from c4rl.training.preparation import choose_device
 from c4rl.training.ray_engine import RayOptions
 from c4rl.training.run_directory import was_begun
 from c4rl.training.summary import failed_runs
@@ -41,6 +42,7 @@ SCRIPTED = ("maze2d", "kitchen")  # domains that no network records: their bytes
 class Job(NamedTuple):
     config: TrainConfig
     runs: int
+    launches: int
 
     @property
     def run_updates(self) -> int:
@@ -81,10 +83,18 @@ def missing_jobs(table: ResultTable, store: Store, data: Path, output: Path, **h
                 )
                 jobs.append((label, job))
     swept = {method.label: method for method in table.methods if method.swept}
-    return [
-        Job(replace(job, output=output / _folder_name(label, job)), len(runs_of(job)))
-        for label, job in _together(jobs, swept)
-    ]
+    known_rows = {data / f"{name}.npz": facts["rows"] for name, facts in datasets().items()}
+    made = []
+    for label, job in _together(jobs, swept):
+        runs, sizes = runs_of(job), [(one.size, known_rows[one.dataset[0]]) for one in data_configs(job)]
+        launches = launch_groups(job, runs, [min(size or rows, rows) for size, rows in sizes], device_of(job))
+        made.append(Job(replace(job, output=output / _folder_name(label, job)), len(runs), len(launches)))
+    return made
+
+
+def device_of(job: TrainConfig) -> torch.device:
+    """Where it would train; a GPU by name may be another machine's, which --dry plans for."""
+    return torch.device("cuda") if job.device.startswith("cuda") else choose_device(job.device)
 
 
 def _together(jobs: Sequence[tuple[str, TrainConfig]], swept: Mapping[str, Method]) -> list[tuple[str, TrainConfig]]:
@@ -163,7 +173,7 @@ class Speed(NamedTuple):
 
 
 def known_speeds(job: Job, entries: Iterable[Entry], measured: Iterable[Rate]) -> list[Speed]:
-    """Of runs in the store, and measured; of the job's kind of device, where there are any."""
+    """Of runs in the store, and measured, on the job's kind of device: a GPU's say nothing of a CPU."""
     found = []
     for entry in entries:
         run, made = entry.data["run"], entry.data["made"]
@@ -176,16 +186,22 @@ def known_speeds(job: Job, entries: Iterable[Entry], measured: Iterable[Rate]) -
         seconds = sum(shares.values()) if one.algorithm == job.config.algorithm else 0
         rate = job.config.total_updates / seconds if seconds else min(one.stages.values())
         found.append(Speed(one.algorithm, one.plugins, one.precision, one.device, rate))
-    device = "cpu" if job.config.device == "cpu" else "cuda"
-    return [speed for speed in found if speed.device == device] or found
+    return [speed for speed in found if speed.device == device_of(job.config).type]
 
 
-def minutes_of(job: Job, entries: Iterable[Entry], measured: Iterable[Rate]) -> tuple[float, str] | None:
-    """How long, and judged by what: the best speed known of the algorithm with these plug-ins in this precision, else
-    the median of the algorithm, else of all; of networks of the job's size, where there are any; None without any."""
+class Minutes(NamedTuple):
+    least: float
+    most: float
+    guessed_from: str = ""  # nothing: known
+
+
+def minutes_of(job: Job, entries: Iterable[Entry], measured: Iterable[Rate]) -> Minutes | None:
+    """How long: by the best speed known of the algorithm with these plug-ins in this precision, else between those of
+    the fastest and the slowest runs of the algorithm, else of all, which may be wrong tenfold; of networks of the job's
+    size, where there are any; None without any."""
     config = job.config
     wanted = config.algorithm, config.active_plugins, config.precision
-    similar, others = f"guessed from {config.algorithm}", "guessed from others"
+    similar, others = config.algorithm, "others"
     kinds = "", similar, others, f"{similar} with other networks", f"{others} with other networks"
     networks = config.options.hidden_layers, config.options.hidden_width
     speeds: dict[str, list[float]] = {}
@@ -196,7 +212,8 @@ def minutes_of(job: Job, entries: Iterable[Entry], measured: Iterable[Rate]) -> 
         speeds.setdefault(kind, []).append(speed.rate)
     for kind in kinds:
         if kind in speeds:
-            return job.run_updates / (median if kind else max)(speeds[kind]) / 60, kind
+            slowest, fastest = (pick(speeds[kind]) for pick in (min if kind else max, max))
+            return Minutes(job.run_updates / fastest / 60, job.run_updates / slowest / 60, kind)
     return None
 
 
@@ -206,20 +223,34 @@ def cheap_first(jobs: Sequence[Job], store: Store, measured: Sequence[Rate]) -> 
 
     def order(job: Job) -> tuple[bool, float]:
         begun = (job.config.output / "config.json").exists()  # --dry must not clean up, as was_begun does
-        return not begun, (minutes_of(job, entries, measured) or (math.inf, ""))[0]
+        return not begun, (minutes_of(job, entries, measured) or Minutes(math.inf, math.inf)).most
 
     return sorted(jobs, key=order)
 
 
 def list_jobs(jobs: Sequence[Job], store: Store, measured: Sequence[Rate]) -> str:
     """A line per job, and the sum."""
-    lines, total, entries = [], 0.0, list(store)
-    for job in jobs:
-        minutes, how = minutes_of(job, entries, measured) or (0.0, "speed not known")
-        total += minutes
-        guess = f"about {minutes:.1f} minutes" + (f" ({how})" if how else "")
-        lines.append(f"{job.config.output.name}: {job.runs} runs, {job.run_updates:,} updates in all, {guess}")
-    return "\n".join([*lines, f"{len(jobs)} jobs: about {total:.1f} minutes"])
+    lines, entries = [], list(store)
+    found = [minutes_of(job, entries, measured) for job in jobs]
+    for job, minutes in zip(jobs, found, strict=True):
+        how = f" (guessed from {minutes.guessed_from})" if minutes is not None and minutes.guessed_from else ""
+        what = f"{job.runs} runs in {_launches([job])}, {job.run_updates:,} updates in all"
+        lines.append(f"{job.config.output.name}: {what}, {_duration([minutes])}{how}")
+    return "\n".join([*lines, f"{len(jobs)} jobs in {_launches(jobs)}: {_duration(found)}"])
+
+
+def _launches(jobs: Sequence[Job]) -> str:
+    count = sum(job.launches for job in jobs)
+    return f"{count} launch{'' if count == 1 else 'es'}"
+
+
+def _duration(found: Sequence[Minutes | None]) -> str:
+    known = [minutes for minutes in found if minutes is not None]
+    if len(known) < len(found):  # of a device, all speeds are guessed or none
+        return "speed not known"
+    ends = sum(one.least for one in known), sum(one.most for one in known)
+    least, most = (f"{end:,.0f}" if end >= 10 else f"{end:.1f}" for end in ends)
+    return f"about {least if least == most else f'{least} to {most}'} minutes"
 
 
 def run_jobs(jobs: Sequence[Job], store: Store, minutes: float) -> int:

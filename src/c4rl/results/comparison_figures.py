@@ -21,7 +21,6 @@ from c4rl.results.figure_parts import (
 )
 from c4rl.results.statistics import (
     bootstrap_interval,
-    mean,
     mean_interval,
     performance_profile,
     probability_of_improvement,
@@ -113,7 +112,7 @@ def radar(drawing: Drawing, table: ResultTable, filled: Filled) -> Figure:
 def series(drawing: Drawing, table: ResultTable, filled: Filled) -> Figure:
     """Scores by the value of an option: a panel for each set and one for their mean."""
     tasks = list(table.measured)
-    foot = foot_of(table, filled, f"{OF_A_RUN['late']}; bars: 95% intervals (sets: Student, mean: bootstrap)")
+    foot = foot_of(table, filled, f"{OF_A_RUN['late']}; bars: 95% intervals (Student)")
     figure, axes = new_figure(len(tasks) + 1, table.title, foot, height=3)
     of_series: dict[str, list[Method]] = {}
     for method in (method for method in table.methods if method.x is not None):
@@ -127,12 +126,11 @@ def series(drawing: Drawing, table: ResultTable, filled: Filled) -> Figure:
             for method in of_series[label]:
                 if task is None:
                     scores = overall(table, filled, method, "late")
-                    found = None if scores is None else (mean(scores), *bootstrap_interval(mean, scores))
                 else:
                     cell = filled.get((method.label, task))
-                    found = None if cell is None else _with_interval(cell.values("late", table.quantity))
-                if found is not None:
-                    points.append((place[method.x or 0.0] + off, *found))
+                    scores = None if cell is None else cell.values("late", table.quantity)
+                if scores is not None:
+                    points.append((place[method.x or 0.0] + off, *_with_interval(scores)))
             if points:
                 x, y, low, high = np.array(points, dtype=float).T
                 axis.errorbar(x, y, yerr=[y - low, high - y], label=label, capsize=2, elinewidth=0.8, **style)

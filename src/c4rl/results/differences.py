@@ -1,11 +1,9 @@
 """What each row of a table adds to the row that it was made from."""
 
-from typing import Any
-
 import numpy as np
 
-from c4rl.results.statistics import bootstrap_interval, difference_interval, mean
-from c4rl.results.table_text import MISSING, Rows, number, short
+from c4rl.results.statistics import difference_interval, mean
+from c4rl.results.table_text import MISSING, Rows, number, short, with_interval
 from c4rl.results.tables import Cell, Filled, Method, ResultTable, overall
 
 WHICH = "late"
@@ -29,19 +27,15 @@ def _of_cells(table: ResultTable, cell: Cell | None, other: Cell | None) -> str:
     values, others = (one.values(WHICH, table.quantity) for one in (cell, other))
     low, high = difference_interval(values, others)
     half = f" ± {number(table, (high - low) / 2)}" if np.isfinite(high) else ""
-    return f"{values.mean() - others.mean():+.1f}{half}"
+    return f"{number(table, values.mean() - others.mean(), '+')}{half}"
 
 
 def _of_means(table: ResultTable, filled: Filled, method: Method, other: Method) -> list[str]:
-    """As in -2.1 [-4.0, -0.2], and the method's own mean."""
+    """The difference, and the method's own mean."""
     found = [overall(table, filled, one, WHICH) for one in (method, other)]
     scores = [one for one in found if one is not None]
     own = MISSING if found[0] is None else number(table, float(mean(found[0])))
     if len(scores) < 2:
         return [MISSING, own]
-    low, high = bootstrap_interval(_difference, *scores)
-    return [f"{_difference(*scores):+.1f} [{low:+.1f}, {high:+.1f}]", own]
-
-
-def _difference(scores: np.ndarray, others: np.ndarray) -> Any:
-    return mean(scores) - mean(others)
+    difference = float(mean(scores[0]) - mean(scores[1]))
+    return [with_interval(table, difference, difference_interval(*scores), "+"), own]

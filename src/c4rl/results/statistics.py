@@ -60,25 +60,37 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
     return float(x @ y) / spread if spread > 0 else 0.0
 
 
-def mean_interval(values: Array) -> Interval:
-    """Student's interval of the mean of a few runs; infinite for a single one."""
-    values = np.ravel(values)
-    n, centre = len(values), float(np.mean(values))
-    if n < 2:
-        return Interval(-math.inf, math.inf)
-    half = student_quantile((1 + LEVEL) / 2, n - 1) * float(np.std(values, ddof=1)) / math.sqrt(n)
-    return Interval(centre - half, centre + half)
+def mean_interval(scores: Array) -> Interval:
+    """Of the mean of [runs] or [runs, tasks]; infinite for a single run."""
+    return weighted_interval((scores, 1.0))
 
 
-def difference_interval(values: Array, others: Array) -> Interval:
-    """Welch's interval of the difference between two means; infinite where one has a single run."""
-    centre, runs = float(np.mean(values) - np.mean(others)), [len(values), len(others)]
-    if min(runs) < 2:
-        return Interval(-math.inf, math.inf)
-    parts = [float(np.var(some, ddof=1)) / n for some, n in zip((values, others), runs, strict=True)]
-    spread = sum(part**2 / (n - 1) for part, n in zip(parts, runs, strict=True))
-    freedom = sum(parts) ** 2 / spread if spread else sum(runs) - 2
-    half = student_quantile((1 + LEVEL) / 2, freedom) * math.sqrt(sum(parts))
+def difference_interval(scores: Array, others: Array) -> Interval:
+    """Of the difference between two means, likewise."""
+    return weighted_interval((scores, 1.0), (others, -1.0))
+
+
+def weighted_interval(*parts: tuple[Array, float | Array]) -> Interval:
+    """Of a sum of means of [runs] or [runs, tasks], each times its weight, or each task's mean times its own.
+
+    Student's interval of one mean, Welch's of a difference. Spreads of tasks differ too: Satterthwaite's degrees of
+    freedom are for both.
+    """
+    means, variances, freedoms = [], [], []  # of each task
+    for scores, weight in parts:
+        columns = np.reshape(scores, (len(scores), -1))
+        runs, tasks = columns.shape
+        weights = np.broadcast_to(weight, tasks) / tasks
+        if runs < 2:
+            return Interval(-math.inf, math.inf)
+        means.append(weights * columns.mean(0))
+        variances.append(weights**2 * columns.var(0, ddof=1) / runs)
+        freedoms.append(np.full(tasks, runs - 1))
+    centre, variance = float(np.concatenate(means).sum()), np.concatenate(variances)
+    if not variance.any():
+        return Interval(centre, centre)
+    freedom = variance.sum() ** 2 / float((variance**2 / np.concatenate(freedoms)).sum())
+    half = student_quantile((1 + LEVEL) / 2, float(freedom)) * math.sqrt(variance.sum())
     return Interval(centre - half, centre + half)
 
 
@@ -92,7 +104,8 @@ def bootstrap_interval(
     """The interval of a statistic of one or more arrays [runs, tasks], resampling the runs of every task apart.
 
     n runs drawn with replacement vary less than n new runs would, by sqrt((n - 1) / n). `corrected` widens the
-    percentile interval by that; without, it is the usual one, too narrow for few seeds.
+    percentile interval by that; without, it is the usual one, too narrow for few seeds. Where one
+    task varies more than the others, three seeds are too few for either: means have `mean_interval`.
     """
     random = np.random.default_rng(seed)
     drawn = (np.take_along_axis(s[None], random.integers(0, len(s), (repetitions, *s.shape)), axis=1) for s in scores)

@@ -201,7 +201,22 @@ def read_entry(path: Path) -> Entry:
         raise InputError(f"{path}: its task would import the Python module '{module}', expected one that does not")
     if not path.stem.endswith(f"-{named}"):
         raise InputError(f"{path}: its settings are those of {named}, expected them unchanged since it was stored")
+    if not _whole(entry):
+        raise InputError(
+            f"{path}: its results are not as c4rl writes them, expected them unchanged since it was stored"
+        )
     return entry
+
+
+def _whole(entry: Entry) -> bool:
+    """Whether all is there that tables of scores read."""
+    try:
+        curve, speed = entry.data["curve"], entry.data["made"]["timing"]["run_updates_per_second"]
+        _ = entry.precision, entry.selected, (entry.data["stopped"] or {}).get("failed_at")
+        numbers = itertools.chain([speed], *(returns for _, returns in curve))
+        return bool(curve) and all(returns for _, returns in curve) and all(map(math.isfinite, numbers))
+    except (KeyError, TypeError, AttributeError, ValueError):
+        return False
 
 
 def entries_of(folder: Path) -> list[dict[str, Any]]:

@@ -2,21 +2,20 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 
 from c4rl.environments.tasks import PHYSICS
-from c4rl.results.statistics import bootstrap_interval, interquartile_mean, mean, mean_interval
+from c4rl.results.statistics import Interval, interquartile_mean, mean, mean_interval, weighted_interval
 from c4rl.results.tables import OF_A_RUN, QUANTITIES, RECORDED, Cell, Filled, Method, ResultTable, left_out, overall
 from c4rl.training.summary import MARK
 
 MISSING = "–"
 OF_MANY = {  # what a table shows of several runs -> what that is
-    "curve": "mean over sets at each evaluation [95% bootstrap]",
+    "curve": "mean over sets at each evaluation [95% interval] (Student)",
     "criteria": "means over seeds by the rule that chooses the checkpoint; the gap is that from last to best",
-    "differences": f"{OF_A_RUN['late']}; a row's mean minus that of the row named with it, ± half a 95% interval "
-    "(Welch), [95% bootstrap]",
+    "differences": f"{OF_A_RUN['late']}; a row's mean minus that of the row named with it, ± half a 95% interval, "
+    "[95% interval] (Welch)",
 }
 FAR, FAR_MARK = 2, "‡"  # of the paper's standard deviations
 Rows = list[list[str]]  # of words, the first row the headings
@@ -32,7 +31,7 @@ def caption(table: ResultTable, filled: Filled, which: str) -> str:
         QUANTITIES[table.quantity],
         f"{' or '.join(map(str, counts))} seeds, {table.updates:,} updates{evaluation}",
         (OF_A_RUN | OF_MANY)[which],
-        "± half a 95% interval (Student), [95% bootstrap]" if plain else "",
+        "± half a 95% interval, [95% interval] (Student)" if plain else "",
         "after the slash the paper's, ± its standard deviation" if plain and compared else "",
         f"physics {PHYSICS}" if table.quantity == "score" else "",
         _precisions(table, filled),
@@ -92,15 +91,10 @@ def effect_rows(table: ResultTable, filled: Filled, which: str) -> Rows:
             for i, task in enumerate((*table.measured, "all")):
                 own = np.concatenate([one[:runs] if task == "all" else one[:runs, i : i + 1] for one in whole], axis=1)
                 weights = np.repeat(signs, own.shape[1] // len(signs))
-                effect = partial(_contrast, weights)
-                low, high = bootstrap_interval(effect, own)
-                words[task] = f"{effect(own):+.1f} [{low:+.1f}, {high:+.1f}]"
+                effect = float(mean(own * weights))
+                words[task] = with_interval(table, effect, weighted_interval((own, weights)), "+")
         rows.append([f"effect of {name}", *words.values(), *([""] if table.quantity == "score" else []), ""])
     return rows
-
-
-def _contrast(weights: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    return np.mean(scores * weights, axis=(-2, -1))
 
 
 def overall_heads(table: ResultTable) -> list[str]:
@@ -130,12 +124,8 @@ def curve_rows(table: ResultTable, filled: Filled) -> Rows:
 
 
 def mean_words(table: ResultTable, scores: np.ndarray) -> str:
-    """As in 44.9 [42.3, 47.6]."""
-    words = number(table, float(mean(scores)))
-    if len(scores) < 2:
-        return words
-    low, high = bootstrap_interval(mean, scores)
-    return f"{words} [{number(table, low)}, {number(table, high)}]"
+    centre = float(mean(scores))
+    return with_interval(table, centre, mean_interval(scores)) if len(scores) > 1 else number(table, centre)
 
 
 def paper_mean(table: ResultTable, method: Method) -> float | None:
@@ -174,8 +164,15 @@ def is_far(table: ResultTable, method: Method, task: str, cell: Cell, which: str
     return bool(len(values) and abs(values.mean() - theirs[0]) > FAR * theirs[1])
 
 
-def number(table: ResultTable, value: float) -> str:
-    return f"{value:.1f}" if "trace" not in table.quantity else f"{value:.3g}"
+def number(table: ResultTable, value: float, sign: str = "") -> str:
+    """sign: "+" of a difference."""
+    return f"{value:{sign}.1f}" if "trace" not in table.quantity else f"{value:{sign}.3g}"
+
+
+def with_interval(table: ResultTable, value: float, interval: Interval, sign: str = "") -> str:
+    """As in 44.9 [42.3, 47.6]."""
+    low, high = (number(table, end, sign) for end in interval)
+    return f"{number(table, value, sign)} [{low}, {high}]"
 
 
 ROBOTS = {"halfcheetah": "hc", "hopper": "hop", "walker2d": "w2d", "ant": "ant"}

@@ -1,7 +1,6 @@
 """Figures of what happens during training, and inside the critic (the paper's first figure)."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,7 @@ from matplotlib.figure import Figure
 
 from c4rl.plugins.c4.monitor import DISPLACEMENT
 from c4rl.results.figure_parts import Axes, Drawing, add_legend, foot_of, new_figure, panels_of, styled, title_of
-from c4rl.results.statistics import bootstrap_interval, mean, mean_interval, rank_correlation
+from c4rl.results.statistics import mean_interval, rank_correlation
 from c4rl.results.tables import QUANTITIES, Cell, Filled, ResultTable, overall
 
 
@@ -17,20 +16,21 @@ def curves(drawing: Drawing, table: ResultTable, filled: Filled) -> Figure:
     """A panel for each set and one for the mean of several, a line for each method."""
     tasks, logarithmic = panels_of(table, filled), "trace" in table.quantity
     whole = [method.label for method in table.methods if overall(table, filled, method, "last") is not None]
-    bands = "from the lowest to the highest seed" if logarithmic else "95% intervals over seeds (sets: Student, mean: "
-    foot = foot_of(table, filled, f"bands: {bands}" + ("" if logarithmic else "bootstrap), cut at the axes"))
+    bands = "from the lowest to the highest seed" if logarithmic else "95% intervals (Student), cut at the axes"
+    foot = foot_of(table, filled, f"bands: {bands}")
+    interval = _extent if logarithmic else mean_interval
     several = len(tasks) > 1 and bool(whole)
     figure, axes = new_figure(len(tasks) + several, table.title, foot)
     for label, style in styled([method.label for method in table.methods]):
         cells = [filled.get((label, task)) for task in tasks]
         of_sets = [_points(cell, table.quantity) if cell else {} for cell in cells]
         for axis, points in zip(axes, of_sets, strict=False):
-            _line(axis, points, _extent if logarithmic else mean_interval, label, style)
+            _line(axis, points, interval, label, style)
         if several and label in whole:
             common = sorted(set.intersection(*map(set, of_sets)))
             runs = min(len(cell.entries) for cell in cells if cell)  # as many of each set, as in the table
             stacked = {x: np.stack([one[x][:runs] for one in of_sets], axis=1) for x in common}
-            _line(axes[-1], stacked, _extent if logarithmic else partial(bootstrap_interval, mean), label, style)
+            _line(axes[-1], stacked, interval, label, style)
     titles = [*map(title_of, tasks), *([f"mean of {len(tasks)} sets"] if several else [])]
     for axis, title in zip(axes, titles, strict=True):
         axis.set_title(title, fontsize=9)

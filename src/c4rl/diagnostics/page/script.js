@@ -4,6 +4,9 @@
   const plots = JSON.parse(document.getElementById("plots").textContent);
   for (const plot of plots) for (const s of plot.series) s.x = plot.xs[s.x];
   const SVG = "http://www.w3.org/2000/svg", COLOURS = 8, SHOWN = 8, AT_ONCE = 4;
+  // lines differ in grey too; past the eighth, dashes move on by one
+  const DASHES = ["none", "7 3", "2 2", "7 2 2 2", "12 4", "4 2", "12 3 2 3", "7 2 2 2 2 2"];
+  const dash = i => DASHES[(i + Math.floor(i / COLOURS)) % DASHES.length];
   const make = (name, attributes, parent) => {
     const node = document.createElementNS(SVG, name);
     for (const key in attributes) node.setAttribute(key, attributes[key]);
@@ -105,7 +108,7 @@
             const d = path(up.concat(down).filter(p => p[1] !== null));
             if (d) make("path", {d: d + "Z", fill: colour(i), "fill-opacity": .15}, svg);
           }
-          make("path", {d: path(points), fill: "none", stroke: colour(i), "stroke-width": 2, "stroke-dasharray": (s.colour ?? i) < COLOURS ? "none" : "6 3", class: "curve"}, svg);
+          make("path", {d: path(points), fill: "none", stroke: colour(i), "stroke-width": 2, "stroke-dasharray": dash(s.colour ?? i), class: "curve"}, svg);
           if (points.length < 3) points.forEach(([a, b]) => b !== null && make("circle", {cx: a, cy: b, r: 4, fill: colour(i)}, svg));
         }
       });
@@ -148,9 +151,9 @@
       });
     } else svg.setAttribute("tabindex", -1);
     if (plot.kind === "lines" || plot.series.length > 1) plot.series.forEach((s, i) => {
-      const button = document.createElement("button"), swatch = document.createElement("i");
-      swatch.style.background = colour(i);
-      button.append(swatch, s.name);
+      const button = document.createElement("button"), swatch = make("svg", {viewBox: "0 0 28 4", "aria-hidden": true}, button);
+      make("path", {d: "M0 2L28 2", stroke: colour(i), "stroke-width": plot.kind === "lines" ? 2 : 4, "stroke-dasharray": plot.kind === "lines" ? dash(s.colour ?? i) : "none"}, swatch);
+      button.append(s.name);
       button.setAttribute("aria-pressed", on[i]);
       button.addEventListener("click", () => { on[i] = !on[i]; button.setAttribute("aria-pressed", on[i]); draw(); });
       legend.append(button);

@@ -1,10 +1,7 @@
 """`c4rl report`: one page for a job or a comparison of jobs, from their folders."""
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
-
-import numpy as np
 
 from c4rl.diagnostics.page import Page
 from c4rl.results.report.curves import CLUSTERS, CURVES, PLOTTED, TRACES, add_curves
@@ -21,8 +18,9 @@ def write_report(folders: Sequence[Path], path: Path, pictures: Sequence[tuple[P
     """pictures: PNG files to show, with their captions."""
     jobs = read_jobs(folders)
     methods = [method for job in jobs for method in job.methods]
-    higher = methods[0].score == "score"
-    methods.sort(key=lambda m: (np.mean(m.late()) if m.curves else -math.inf) * (1 if higher else -1), reverse=True)
+    methods.sort(key=lambda method: method.rank, reverse=True)
+    for place, method in enumerate(methods):
+        method.place = place
     tasks = ", ".join(dict.fromkeys(task for job in jobs for task in job.config.tasks))
     runs = sum(len(method.runs) for method in methods)
     title = jobs[0].label if len(jobs) == 1 else f"{len(jobs)} jobs compared"

@@ -43,7 +43,7 @@ LOGARITHMIC = ("critic_loss", "td_A", "td_B", "td_C")
 def curve_plot(methods: Sequence[Method], metric: str, title: str) -> Plot:
     """Means over seeds at common updates, with the band of the seeds."""
     series, most = [], max(8, min(POINTS, NUMBERS // max(len(methods), 1) // 3))
-    for place, method in enumerate(methods):
+    for method in methods:
         by_update: dict[int, list[float]] = {}
         for lines in method.runs.values():
             for update, value in zip(*values_of(lines, metric), strict=True):
@@ -55,7 +55,7 @@ def curve_plot(methods: Sequence[Method], metric: str, title: str) -> Plot:
             band = any(len(some) > 1 for some in values)
             low, high = ([f(some) for some in values] if band else None for f in (min, max))
             means = [fmean(some) for some in values]
-            series.append(Series(method.name, updates, means, low, high, place))
+            series.append(Series(method.name, updates, means, low, high, method.place))
     return Plot(title, "update", series, log_y=metric in LOGARITHMIC)
 
 

@@ -16,9 +16,11 @@ from c4rl.diagnostics.diagnose import FILE as DIAGNOSTICS
 from c4rl.diagnostics.diagnose import TERMS
 from c4rl.diagnostics.metrics import read_metrics, values_of
 from c4rl.diagnostics.q_health import ACTIONS
+from c4rl.environments.tasks import get_task
 from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.runs import RunKey, dataset_labels, runs_of
 from c4rl.training.run_directory import NOT_FINITE, job_config, job_summary
+from c4rl.training.summary import CRITERIA, FAILED, MARK
 
 TIMINGS = ("total_seconds", "evaluation_seconds", "clustering_seconds", "run_updates_per_second")
 COSINES = {"cosine_with_variance": "with grad Var", "cosine_with_mean": "with grad mean^2"}
@@ -38,22 +40,41 @@ class Method:
     name: str
     folder: Path
     score: str  # the metric that is its score
+    kind: str  # what that is called; other kinds do not compare
     value_bound: float = math.inf  # on Q, where `c4rl diagnose --save` stored one
     runs: dict[RunKey, list[dict[str, Any]]] = field(default_factory=dict)
+    place: int = 0  # among all methods: its colour in every plot
 
     @property
     def curves(self) -> list[tuple[list[int], list[float]]]:
         """Finite scores of each run that has some."""
         found = []
         for lines in self.runs.values():
-            points = zip(*values_of(lines, self.score), strict=True)
-            pairs = [(u, v) for u, v in points if v is not None and math.isfinite(v)]
+            pairs = [(u, v) for u, v in zip(*values_of(lines, self.score), strict=True) if v is not None]
             if pairs:
                 found.append(([u for u, _ in pairs], [float(v) for _, v in pairs]))
         return found
 
     def late(self) -> list[float]:
-        return [late_mean(np.array(values)) for _, values in self.curves]
+        found = (late_of(lines, self.score) for lines in self.runs.values())
+        return [value for value in found if value is not None]
+
+    @property
+    def mark(self) -> str:
+        """Behind its name, where runs failed."""
+        return f" {MARK}" if any(FAILED in line for lines in self.runs.values() for line in lines) else ""
+
+    @property
+    def rank(self) -> float:
+        """Larger is better: the mean of late scores, or of errors below zero; last without any."""
+        late = self.late()
+        return float(np.mean(late)) * (1 if self.score == "score" else -1) if late else -math.inf
+
+
+def late_of(lines: list[dict[str, Any]], metric: str) -> float | None:
+    """Of one run's finite values; None without any."""
+    values = [value for value in values_of(lines, metric)[1] if value is not None]
+    return late_mean(np.array(values)) if values else None
 
 
 @dataclass(frozen=True)
@@ -91,16 +112,25 @@ def _read_job(folder: Path, label: str, several: bool) -> Job:
     for run in runs_of(config):
         own = lines.get(run.key, [])
         name = ": ".join(part for part in (label if several else "", run.group) if part) or label
-        method = Method(name, folder, _score_of(own), max(bounds, default=math.inf))
+        task = config.tasks[run.dataset]
+        score = _score_of(own, task)
+        kind = _kind_of(score, task)
+        method = Method(name, folder, score, kind, max(bounds, default=math.inf))
         methods.setdefault(name, method).runs[run.key] = own
     return Job(folder, label, config, summary, diagnostics, list(methods.values()))
 
 
-def _score_of(lines: list[dict[str, Any]]) -> str:
+def _score_of(lines: list[dict[str, Any]], task: str) -> str:
     """The metric that evaluations log: the simulator's score, or without one the error of held-out actions."""
     names = {name: None for line in lines for name in line}
     errors = (name for name in names if name.endswith("action_rmse"))
-    return "score" if "score" in names else next(errors, "score")
+    return "score" if "score" in names else next(errors, "score" if task != "none" else CRITERIA["held-out"])
+
+
+def _kind_of(score: str, task: str) -> str:
+    if score != "score":
+        return score.replace("_", " ").replace("rmse", "error")
+    return "normalised score" if get_task(task).score_name == "normalised" else "raw return"
 
 
 def _need(path: Path, data: Any, *places: tuple[str, ...]) -> None:

@@ -9,29 +9,37 @@ from c4rl.diagnostics.page import Page, Plot, Series, number
 from c4rl.results.report.curves import PLOTTED, curve_plot
 from c4rl.results.report.jobs import Method
 from c4rl.results.statistics import mean_interval
+from c4rl.training.summary import MARK
 
 
 def add_scores(page: Page, methods: list[Method]) -> None:
-    score = methods[0].score
-    kind = "score" if score == "score" else score.replace("_", " ").replace("rmse", "error")
     page.section(
         "Scores",
-        f"Late: the mean {kind} over the second half of a run's evaluations, then over runs, with Student's 95% "
-        "interval. Best is chosen by the same evaluations, so it is too good.",
+        "Late: the mean over the second half of a run's evaluations, then over runs, with Student's 95% interval. Best "
+        "is chosen by the same evaluations, so it is too good.",
     )
+    for kind in dict.fromkeys(method.kind for method in methods):
+        _add_kind(page, kind, [method for method in methods if method.kind == kind])
+    if any(method.mark for method in methods):
+        page.text(f"{MARK}: some runs failed and are scored as of their last good state.", kind="fault")
+    page.text("Lines are means over seeds, bands reach from the lowest to the highest seed.", kind="faint")
+
+
+def _add_kind(page: Page, kind: str, methods: list[Method]) -> None:
+    """Of methods whose scores compare."""
     rows: list[list[Any]] = []
     bars: list[tuple[str, float, float | None, float | None]] = []
     for method in methods:
         curves, late = method.curves, method.late()
         if not late:
-            rows.append([method.name, len(method.runs), None, "–", None, None, None])
+            rows.append([method.name + method.mark, len(method.runs), None, "–", None, None, None])
             continue
         low, high = mean_interval(np.array(late))
         finite = math.isfinite(low)
         best = max if method.score == "score" else min
         rows.append(
             [
-                method.name,
+                method.name + method.mark,
                 len(late),
                 float(np.mean(late)),
                 f"{number(low)} to {number(high)}" if finite else "one run: unknown",
@@ -51,6 +59,5 @@ def add_scores(page: Page, methods: list[Method]) -> None:
     if len(shown) > 1:
         plots.append(Plot(f"Late {kind}", "setting", [series], kind="bars", names=[b[0] for b in shown], table=False))
     page.plots(*plots)
-    page.text("Lines are means over seeds, bands reach from the lowest to the highest seed.", kind="faint")
     if len(methods) > PLOTTED:
         page.text(f"Plots show the {PLOTTED} best settings; the table has all {len(methods)}.", kind="faint")
