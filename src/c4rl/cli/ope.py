@@ -21,11 +21,11 @@ class Flags(Options):
     method: Literal["fqe"] = "fqe"
     """Fitted Q evaluation (docs/ope.md)."""
     checkpoint: Literal["last", "best", "selected"] | None = None
-    """The last policies, those of each seed's best evaluation, or those that --select kept; default selected if the job
-    was trained with --select, else last."""
+    """The last policies, those of each seed's best evaluation, or those that --select kept. Default: selected if the
+    job was trained with --select, else last."""
     dataset: Path | None = None
-    """Logged data; default: the file that all the folders were trained on, with all its rows. Of a job on several
-    datasets, only the runs on this one are judged."""
+    """Logged data. Default: the file that all the folders were trained on, with all its rows. If a job has several
+    datasets, only its runs on this one are judged."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, ..."""
     json: Path | None = None
@@ -33,7 +33,7 @@ class Flags(Options):
 
 
 def ope(arguments: Arguments) -> int:
-    """Estimate what policies are worth from logged data alone, with intervals and a ranking."""
+    """Estimate the values of policies from logged data alone, with intervals and a ranking."""
     from c4rl.diagnostics.fitted_q import FittedQConfig
 
     own = flags_of(Flags)

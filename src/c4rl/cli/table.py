@@ -16,9 +16,9 @@ SPEEDS = Path("results/speed")
 @dataclass(frozen=True)
 class Flags(Options):
     name: tyro.conf.Positional[str]
-    """Which table, or `index` for a line on each; a wrong name lists them."""
+    """Name of the table, or `index` for a line on each; a wrong name lists them all."""
     format: Literal["markdown", "latex", "csv"] = "markdown"
-    """Text of the scores, or (csv) a line per run."""
+    """Format of the table; csv has a line per run."""
     score: Literal["late", "last", "best", "selected", "curve", "criteria", "differences"] = "late"
     """Score of each run: the mean over the second half of its evaluations, the last one, the best, chosen in the
     simulator, or the one selected by held-out trajectories (runs with --select). curve: means over
@@ -27,7 +27,7 @@ class Flags(Options):
     methods: tuple[str, ...] | None = None
     """Only these rows of the table."""
     sets: tuple[str, ...] | None = None
-    """Only sets whose names start so, such as hopper; means are over these."""
+    """Only sets whose names start with these words, such as hopper; means are over these."""
     far: bool = False
     """Instead, list the cells far from the paper's, and what is known of the reasons."""
     store: Path = STORE

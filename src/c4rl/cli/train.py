@@ -29,7 +29,7 @@ HELP = (
 @dataclass(frozen=True)
 class _Sources:
     config: Path | None = None
-    """Repeat the job of this config.json; needs --output, and flags given with it win."""
+    """Repeat the job of this config.json; needs --output. Flags that you give win."""
     resume: Path | None = None
     """Continue the job in this folder. Takes --dataset (moved files of the same bytes), --updates (train beyond the
     planned end), --device, --threads and --allow-import, and no other flag."""
@@ -38,7 +38,7 @@ class _Sources:
     Each is trained with every combination of --sweep and every seed; an option that it does not name keeps the job's
     value."""
     allow_import: bool = False
-    """With --config or --resume: import the module that a stored task names (gym:MODULE:ID): its code runs."""
+    """With --config or --resume: import the module that a stored task names (gym:MODULE:ID), which runs its code."""
 
 
 @dataclass(frozen=True)

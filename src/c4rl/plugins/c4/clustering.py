@@ -41,7 +41,7 @@ class ClusteringConfig(Options):
     directions: int | None = option(16, at_least=1, at_most=100_000)
     """Proxy mode: principal directions of g' and of g each, on which the mixture is fitted; None: all."""
     pool: int = option(40_000, at_least=2, at_most=1e9)
-    """Rows per fit; larger data are walked through pool by pool."""
+    """Rows per fit; larger datasets are used pool by pool."""
 
 
 COLD_STEPS = 10
