@@ -20,10 +20,10 @@ class Flags(Options):
     format: Literal["markdown", "latex", "csv"] = "markdown"
     """Format of the table; csv has a line per run."""
     score: Literal["late", "last", "best", "selected", "curve", "criteria", "differences"] = "late"
-    """Score of each run: the mean over the second half of its evaluations, the last one, the best, chosen in the
-    simulator, or the one selected by held-out trajectories (runs with --select). curve: means over
-    sets at every evaluation. criteria: what each rule that chooses a checkpoint is worth. differences: of late means,
-    where a row differs from another in one part alone."""
+    """Score of each run. late: the mean over the second half of its evaluations; last: the last one; best: the best
+    one, chosen in the simulator; selected: the one chosen by held-out trajectories (runs with --select); curve: means
+    over sets at every evaluation; criteria: how well each rule chooses a checkpoint; differences: of late means,
+    between rows that differ in one part."""
     methods: tuple[str, ...] | None = None
     """Only these rows of the table."""
     sets: tuple[str, ...] | None = None

@@ -33,7 +33,7 @@ class ClusteringConfig(Options):
     sampler: Literal["soft", "hard", "uniform"] = "soft"
     """Rows of a batch: with weights r_iz, by arg-max label, or from all rows (penalty alone)."""
     covariance: CovarianceKind = "full"
-    """Of the mixture's components."""
+    """Covariance of the mixture's components."""
     mixture_start: Literal["warm", "cold"] = "warm"
     """Each fit starts from the last one's responsibilities, or from k-means++."""
     em_steps: int = option(3, at_least=1, at_most=10_000)
