@@ -93,7 +93,7 @@ def test_a_newcomer_is_told_what_it_trains_why_and_where(
     [
         (("--algorithm", "cql"), "--algorithm: found with --preset best"),
         (("--plugins", "c4"), "--plugins: found with --preset best"),
-        (("--dataset", "alike.npz", "apart.npz"), "data that it treats differently"),
+        (("--dataset", "alike.npz", "apart.npz"), "datasets that need different recipes"),
     ],
 )
 def test_what_best_chooses_itself_is_refused(

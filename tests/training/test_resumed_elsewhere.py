@@ -217,7 +217,7 @@ def test_when_the_disk_was_full(
         stored = ["train", "--config", straight, "--output", folder]
         assert run(*stored) == 2
     err = capsys.readouterr().err
-    assert "metrics.jsonl: could not be written (No space left on device); when that is mended, continue with" in err
+    assert "metrics.jsonl: could not be written (No space left on device); once that is fixed, continue with" in err
     assert err.count("\n") == 1
     assert run("train", "--resume", folder) == 0
     assert_same_tensors(folder, straight)
@@ -292,7 +292,7 @@ def test_asked_to_stop_again_and_again_it_ends_cleanly(maze_data: Path, tmp_path
             time.sleep(0.005)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 130
-    advice = f"interrupted twice: left as of the last checkpoint; continue with: c4rl train --resume {folder}"
+    advice = f"interrupted twice: left at its last checkpoint; continue with: c4rl train --resume {folder}"
     assert err == f"c4rl: {advice}\n"
     assert "Traceback" not in out
     load_checkpoint(folder / "checkpoint.safetensors")

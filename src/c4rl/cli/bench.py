@@ -69,7 +69,7 @@ def table(arguments: Arguments) -> int:
 
     if flags.name in SPEED_TABLES:
         if engine is not None:
-            raise InputError(f"--engine: found ray with '{flags.name}', a table of speed, expected it without")
+            raise InputError(f"--engine: found ray, expected local: '{flags.name}' is a table of speed")
         speed_table = SPEED_TABLES[flags.name]
         folder = machine_folder(flags.speeds, flags.device, flags.precision)
         wanted = missing(speed_table, folder)
@@ -111,7 +111,7 @@ def pages(arguments: Arguments) -> int:
         raise InputError("FILES: not given, expected Markdown pages")
     stale = [path for path in flags.files if fill_page(path, page_command, write=not flags.dry)]
     for path in stale:
-        print(f"{path}: {'out of date' if flags.dry else 'filled anew'}")
+        print(f"{path}: {'out of date' if flags.dry else 'updated'}")
     return 1 if stale and flags.dry else 0
 
 

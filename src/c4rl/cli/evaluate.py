@@ -50,7 +50,7 @@ def evaluate(arguments: Arguments) -> int:
     if flags.folder.is_file():
         result = score_file(flags.folder, flags.task, flags.episodes, flags.seed)
     elif flags.task is not None:
-        raise InputError(f"--task: found {flags.task}, expected none: {flags.folder} is no policy's file")
+        raise InputError(f"--task: found {flags.task}, expected none: {flags.folder} is not an exported policy")
     else:
         result = score_folder(
             flags.folder, flags.episodes, flags.checkpoint, flags.seed, flags.run, flags.allow_import, flags.ensemble

@@ -56,7 +56,7 @@ def export(arguments: Arguments) -> int:
         flags.distil_noise,
     )
     for run, failure in passed_over.items():
-        print(f"passed over {file_name(run)}, which failed: {failure}")
+        print(f"skipped {file_name(run)}, which failed: {failure}")
     for path in written:
         print(f"wrote {path}")
     return 0

@@ -65,7 +65,7 @@ def ope(arguments: Arguments) -> int:
         cells = f"{row['value']:.4g}", f"{low:.4g} to {high:.4g}", _distance(row["action_distance"]), score
         table.add_row(str(row["rank"] or "-"), Text(row["policy"]), *cells)
     console.print(table)
-    print(f"logged trajectories: {result['logged_value']:.4g} (discounted return, cut ones as they are)")
+    print(f"logged trajectories: {result['logged_value']:.4g} (mean discounted return, cut ones without extrapolation)")
     print(f"action distance of the mean logged action: {_distance(result['mean_action_distance'])}")
     if result["rank_correlation_of_all"] is not None:
         ranked = "-" if result["rank_correlation"] is None else f"{result['rank_correlation']:.2f}"

@@ -86,7 +86,7 @@ def config_of(arguments: Arguments) -> "TrainConfig":
     base = read_config(choice.config, choice.allow_import) if choice.config is not None else None
     preset = choice.preset != "none"
     if preset and base is not None:
-        raise InputError("--preset: found with --config, expected one of them (a config holds all values)")
+        raise InputError("--preset: found with --config, expected only one of the two (a config holds all values)")
     default = base.algorithm if base else PRESET_ALGORITHM if preset else DEFAULT_ALGORITHM
     algorithm = choice.algorithm or default
     given: dict[str, Any] = {}
@@ -146,13 +146,13 @@ def _best(choice: _Choice) -> dict[str, Any]:
 
     for flag, value in (("algorithm", choice.algorithm), ("plugins", choice.plugins)):
         if value:
-            raise InputError(f"--{flag}: found with --preset best, expected it without: best chooses by the data")
+            raise InputError(f"--{flag}: found with --preset best, expected no --{flag}: best chooses it by the data")
     if not choice.dataset:
-        raise InputError("--preset best: found no --dataset, expected the data that it chooses by")
+        raise InputError("--preset best: found no --dataset, expected the data by which it chooses")
     tasks = choice.task * len(choice.dataset) if len(choice.task) == 1 else choice.task
     first, *others = (best_fields(*pair, tell=_say) for pair in zip(choice.dataset, tasks, strict=False))
     if any(other != first for other in others):
-        raise InputError("--preset best: found data that it treats differently, expected a job for each")
+        raise InputError("--preset best: found datasets that need different recipes, expected a job for each")
     if choice.seeds and first["ensemble"]:
         first["ensemble"] = len(choice.seeds) if len(choice.seeds) > 1 else 0
     return first

@@ -25,7 +25,7 @@ class Flags(Options):
 
     def check(self) -> None:
         if not self.robots or len(set(self.robots)) < len(self.robots):
-            raise InputError(f"ROBOTS: found {' '.join(self.robots) or 'none'}, expected different ones")
+            raise InputError(f"ROBOTS: found {' '.join(self.robots) or 'none'}, expected some, each once")
 
 
 def train_behaviour(arguments: Arguments) -> int:

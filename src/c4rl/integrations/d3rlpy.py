@@ -41,7 +41,7 @@ def with_c4(algo: Any, dataset: Any, config: C4AnywhereConfig | None = None, see
     if not isinstance(algo.impl, DDPGBaseImpl):
         raise InputError(f"with_c4: found {type(algo).__name__}, expected TD3PlusBC, CQL or IQL (continuous actions)")
     if hasattr(algo.impl, MARK):
-        raise InputError("with_c4: this algorithm has C4 already, expected one that has not")
+        raise InputError("with_c4: this algorithm has C4 already, expected one without it")
     return ClusteredDataset(algo, dataset, C4AnywhereConfig() if config is None else config, seed)
 
 
@@ -77,7 +77,7 @@ class ClusteredDataset:
     def sample_transition_batch(self, batch_size: int) -> Any:
         """As d3rlpy's own, of C4's rows."""
         if self._algo.impl is not self._impl:
-            raise InputError("with_c4: the algorithm was built anew, expected the networks that C4 was given")
+            raise InputError("with_c4: the algorithm was rebuilt, expected the networks that C4 was given")
         rows = self.c4.rows(batch_size)
         batch = self._batch([self._transitions[row] for row in rows.tolist()])
         self._drawn = batch, rows

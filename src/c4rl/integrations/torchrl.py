@@ -37,7 +37,7 @@ def with_c4(loss: Any, storage: Any, config: C4AnywhereConfig | None = None, see
     if not isinstance(loss, kinds):
         raise InputError(f"with_c4: found a {type(loss).__name__}, expected one of {', '.join(CRITIC_LOSSES)}")
     if hasattr(loss, MARK):
-        raise InputError("with_c4: this loss has C4 already, expected one that has not")
+        raise InputError("with_c4: this loss has C4 already, expected one without it")
     if not loss.delay_qvalue:
         raise InputError("with_c4: found delay_qvalue=False, expected True: C4 compares critics with their targets")
     if loss.reduction != "mean":

@@ -52,7 +52,7 @@ class BehaviourConfig(Options):
         if self.envs % GROUP:
             raise InputError(f"--envs: found {self.envs}, expected a multiple of {GROUP}")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise InputError(f"--seeds: found {' '.join(map(str, self.seeds)) or 'none'}, expected different ones")
+            raise InputError(f"--seeds: found {' '.join(map(str, self.seeds)) or 'none'}, expected some, each once")
 
     @property
     def block_rows(self) -> int:

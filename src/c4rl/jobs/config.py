@@ -248,7 +248,7 @@ class TrainConfig(ActionBounds):
             raise InputError(f"{given}: {error}") from None
         if _lengths(point.stages) != _lengths(self.stages):
             flag = "--points" if self.points else "--sweep"
-            raise InputError(f"{flag}: {words} changes the length of a stage, expected runs that all take as long")
+            raise InputError(f"{flag}: {words} changes the length of a stage, expected runs of equal length")
 
 
 def _lengths(stages: tuple[Stage, ...]) -> list[Stage]:
