@@ -137,4 +137,4 @@ if __name__ == "__main__":
     try:
         main()
     except Interrupted as stop:
-        raise SystemExit(f"{stop.args[0].partition(';')[0]}; the same command goes on") from None
+        raise SystemExit(f"{stop.args[0].partition(';')[0]}; run it again to continue") from None
