@@ -39,7 +39,9 @@ def add_terms(page: Page, methods: Sequence[Method]) -> None:
 def _correlations(scores: Sequence[float], terms: Sequence[Sequence[float]]) -> str:
     """terms: of every run A, then B, then C."""
     found = (f"{name} {rank_correlation(scores, values):+.2f}" for name, values in zip(LETTERS, terms, strict=True))
-    return f"Rank correlation with the score over {len(scores)} runs: {', '.join(found)}. Few runs say little."
+    return (
+        f"Rank correlation with the score over {len(scores)} runs: {', '.join(found)}. With few runs this means little."
+    )
 
 
 def add_inside(page: Page, jobs: Sequence[Job]) -> None:

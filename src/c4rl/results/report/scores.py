@@ -17,7 +17,7 @@ def add_scores(page: Page, methods: list[Method]) -> None:
     page.section(
         "Scores",
         f"Late: the mean {kind} over the second half of a run's evaluations, then over runs, with Student's 95% "
-        "interval. Best is chosen by the same evaluations, so it is too good.",
+        "interval. Best is chosen by the same evaluations, so it is too high.",
     )
     rows: list[list[Any]] = []
     bars: list[tuple[str, float, float | None, float | None]] = []
