@@ -46,7 +46,7 @@ def with_c4(algo: Any, dataset: Any, config: C4AnywhereConfig | None = None, see
 
 
 class ClusteredDataset:
-    """A d3rlpy dataset whose batches C4 chooses; everything else is the dataset's own. `c4`: rows, report and state."""
+    """A d3rlpy dataset whose batches C4 chooses; everything else is the dataset's own. `c4` has rows, report, state."""
 
     def __init__(self, algo: Any, dataset: Any, config: C4AnywhereConfig, seed: int) -> None:
         self._algo, self._dataset, self._impl = algo, dataset, algo.impl
@@ -75,7 +75,7 @@ class ClusteredDataset:
         return getattr(self._dataset, name)
 
     def sample_transition_batch(self, batch_size: int) -> Any:
-        """As d3rlpy's own, of C4's rows."""
+        """Like d3rlpy's own, but with the rows that C4 draws."""
         if self._algo.impl is not self._impl:
             raise InputError("with_c4: the algorithm was rebuilt, expected the networks that C4 was given")
         rows = self.c4.rows(batch_size)
