@@ -40,8 +40,7 @@ class RecordFlags(Options):
 
 
 def record(arguments: Arguments) -> int:
-    """Record a dataset with a scripted controller, the package's own agents or your policies; run it again to
-    resume."""
+    """Record a dataset with a scripted controller, the package's agents or your policies; run it again to resume."""
     flags = parse_as(RecordFlags, "data record", arguments, record.__doc__)
 
     from c4rl.data.recording import record as record_dataset

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 HELP = (
     "Train runs of an algorithm on a dataset. --algorithm and --plugins decide which further flags there are: "
-    "`c4rl train --algorithm NAME --plugins NAME --help` shows them. --preset sets them as a publication does (flags "
-    "given with it win). --sweep, --points and several datasets of one shape add runs, which train together. "
+    "`c4rl train --algorithm NAME --plugins NAME --help` shows them. --preset sets their defaults (flags that you "
+    "give win). --sweep, --points and several datasets of one shape add runs, which train together. "
     "--config FILE repeats a stored job, --resume DIR continues an interrupted or finished one."
 )
 
