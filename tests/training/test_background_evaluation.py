@@ -271,7 +271,7 @@ def test_asked_to_stop_twice_it_waits_no_more_and_loses_nothing(
         at_update(monkeypatch, 65, lambda launch: os.kill(os.getpid(), signal.SIGINT))
         monkeypatch.setattr(evaluation_module, "wait_for", interrupted)
         assert run(*command(folder)) == 130
-    assert "c4rl: interrupted twice: left at its last checkpoint; continue with: c4rl" in capsys.readouterr().err
+    assert "c4rl: interrupted twice: left as of the last checkpoint; continue with: c4rl" in capsys.readouterr().err
     progress = load_checkpoint(folder / "checkpoint.safetensors")[1]
     assert (progress.update, progress.pending) == (65, [20, 40, 60])
     slow.until = lambda number: True

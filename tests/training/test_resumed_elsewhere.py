@@ -292,7 +292,7 @@ def test_asked_to_stop_again_and_again_it_ends_cleanly(maze_data: Path, tmp_path
             time.sleep(0.005)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 130
-    advice = f"interrupted twice: left at its last checkpoint; continue with: c4rl train --resume {folder}"
+    advice = f"interrupted twice: left as of the last checkpoint; continue with: c4rl train --resume {folder}"
     assert err == f"c4rl: {advice}\n"
     assert "Traceback" not in out
     load_checkpoint(folder / "checkpoint.safetensors")

@@ -192,7 +192,9 @@ class Trainer:
                 write_json(self.directory.path / "summary.json", jsonable(summary))
                 return summary
             except KeyboardInterrupt:
-                raise Interrupted(f"interrupted twice: left at its last checkpoint; {self._how_to_continue}") from None
+                raise Interrupted(
+                    f"interrupted twice: left as of the last checkpoint; {self._how_to_continue}"
+                ) from None
             finally:
                 self.display.close()
                 self.scores.close()
