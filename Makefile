@@ -16,7 +16,7 @@ run: $(VENV)/.installed
 test: $(VENV)/.installed-dev lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
 
-# Ray (240 MB) and Optuna are no part of the development tools: their tests are skipped without them.
+# Ray (240 MB) and Optuna are not development tools: without them their tests are skipped.
 test-ray: $(VENV)/.installed-dev
 	$(BIN)/pip install --quiet --editable '.[ray,search]'
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/training/test_ray_engine.py tests/test_optuna_search.py

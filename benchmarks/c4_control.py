@@ -3,9 +3,9 @@
     python benchmarks/c4_control.py DATASET --task hopper-medium-expert-v2 --updates 10000 --seeds 0 1 2 --output DIR
     python benchmarks/c4_control.py --collect DIR [DIR ...]
 
-The first trains one job per mode into DIR/MODE and writes DIR/MODE.json; processes that share DIR and differ in --modes
-may run side by side, and a job that was cut off is resumed. The second makes the table of all finished jobs (and
-control.json in the first DIR); it follows by itself where one process ran several modes.
+The first command trains one job per mode into DIR/MODE and writes DIR/MODE.json; processes that share DIR and differ in
+--modes may run side by side, and an interrupted job is resumed. The second command makes the table of all finished jobs
+(and control.json in the first DIR); the first does so too if it ran several modes.
 """
 
 import argparse

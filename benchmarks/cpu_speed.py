@@ -1,4 +1,4 @@
-"""Ours against the yardstick, alternating in one process: `python benchmarks/cpu_speed.py [--rounds 5]`.
+"""Our speed against the yardstick's, alternating in one process: `python benchmarks/cpu_speed.py [--rounds 5]`.
 
 Prints, per algorithm, the ratio of run-updates per second (above 1: ours is faster) for one run and for five.
 """

@@ -1,10 +1,10 @@
-"""What is a distilled ensemble worth?
+"""How well does a distilled ensemble score?
 
     python benchmarks/distilled.py --data SETS --output results/distilled [--sets hopper-medium-v2] [--first-seed 80]
 
 For each set: trains five seeds of --preset best, lets them act together, distils them into one network, and scores all
-seven policies in the same episodes. Writes SET-SEED.json: scores, and how far the network acts from the ensemble.
-Skips what is there.
+seven policies in the same episodes. Writes SET-SEED.json: scores, and the distance of the network's actions from the
+ensemble's. Skips files that exist.
 """
 
 import argparse

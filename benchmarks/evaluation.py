@@ -2,11 +2,11 @@
 
     python benchmarks/evaluation.py [--task hopper-medium] [--workers 2] [--repeats 5] [--policy policy.npz]
 
-The two are measured in turn, so that other load on the machine meets both; the best and the median ratio are printed.
---equal: the policy has a product for each row in SyncVectorEnv too; the returns are then equal, which is checked.
-Without it SyncVectorEnv has one product for all ten rows, which costs less and rounds differently.
---cpu-time: on a busy machine, env-steps per CPU second of SyncVectorEnv and of one worker's loop, and their ratio times
-the workers: what so many free cores would give.
+The two are measured in turns, so that other load on the machine affects both; prints the best and the median ratio.
+--equal: SyncVectorEnv's policy, too, takes one product per row; the returns are then equal, which is checked.
+Without it SyncVectorEnv's policy takes one product for all ten rows, which costs less and rounds differently.
+--cpu-time, for a busy machine: env-steps per CPU second of SyncVectorEnv and of one worker's loop, and their ratio
+times the number of workers, which is what as many free cores would give.
 """
 
 import argparse

@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# Fills the results store on one GPU, what is worth most first; stop it at any time and run it again to go on.
+# Fills the results store on one GPU, most useful runs first; stop it at any time and run it again to continue.
 #   benchmarks/evidence.sh record SETS POLICIES DEMONSTRATIONS       the recorded sets of docs/domains.md, into SETS
-#   benchmarks/evidence.sh train LIST SETS SECONDS [STORE] [OUTPUT]  what the tables lack; LIST: locomotion or domains
-#   benchmarks/evidence.sh list LIST                                 its parts, in order: TABLE[@START OF SETS][|METHOD...]
+#   benchmarks/evidence.sh train LIST SETS SECONDS [STORE] [OUTPUT]  the runs that tables lack; LIST: locomotion or domains
+#   benchmarks/evidence.sh list LIST                                 the list's parts, in order: TABLE[@START OF SETS][|METHOD...]
 # Record with MuJoCo 3.11.0. POLICIES: folder of D4RL's Adroit policies, DEMONSTRATIONS: hand_dapg's door demonstrations as npz (benchmarks/door_human.py).
-# SETS holds D4RL's rows as TASK.npz and recorded ones as c4rl/TASK.npz. OUTPUT keeps what a stopped job goes on from.
+# SETS holds D4RL's rows as TASK.npz and recorded ones as c4rl/TASK.npz. OUTPUT holds the jobs, from which a stopped one resumes.
 # `cp -rs "$PWD/results/store" STORE` makes a store of links, in which the plain files are the new entries.
 # WORKERS (7) parts train at once, on DEVICE (cuda) in PRECISION (bf16x3). DRY=1 only lists what is missing.
-# Start `nvidia-cuda-mps-control -d` before: without MPS the parts take turns on the GPU instead of sharing it. Parts of CQL fill a GPU
-# alone: two at once make no more updates, so that WORKERS=1 finishes more of them in a limited time. On a machine that will be gone, end
-# at the end of a part: a begun one is then lost.
+# Start `nvidia-cuda-mps-control -d` first: without MPS the parts take turns on the GPU instead of sharing it. One part of CQL fills a GPU:
+# two at once make no more updates, so WORKERS=1 finishes more of them in a limited time. If OUTPUT will not outlive the machine, stop only
+# when a part has ended: an unfinished part is lost.
 set -uo pipefail
 
 c="TD3+BC + C4"
-locomotion() { # C4's rows of main by preset, each with its control, a set or two at a time; what is cheap in between.
-  # What is missing is in one part alone: two parts would train it twice at once, or one would find its folder in use
+locomotion() { # C4's rows of table main, by preset and each with its control; cheaper tables in between.
+  # Every missing run is in one part only: two parts would train it twice, or one would find its folder in use
   cat <<PARTS
 main@halfcheetah|control: paper, K 1, λ 0
 c4-plugin|TD3+BC + LN + C4 on gradients
@@ -46,7 +46,7 @@ main@halfcheetah|CQL + C4, authors|control: authors, K 1, λ 0
 PARTS
 }
 
-domains() { # the cheap rows of every table, what best's rule is worth, CQL at last
+domains() { # the cheap rows of every table first, then the test of best's rule, and CQL last
   cat <<PARTS
 antmaze|BC|best|IQL
 antmaze|TD3+BC|$c
@@ -94,12 +94,12 @@ part() { # TABLE[@SETS][|METHOD...]; its first failed job ends it
   job=$!
   trap 'stopped=255; kill -INT $job' TERM # 255: xargs starts no other part
   while kill -0 $job 2>/dev/null; do
-    grep -q "failed, going on" "$file" && kill -INT $job
+    grep -q "failed, continuing with the next" "$file" && kill -INT $job
     sleep 2
   done
   wait $job
   code=$?
-  echo "$1: exit code $code" # 0: whole, 3: time was up, 130: stopped; the same command goes on
+  echo "$1: exit code $code" # 0: complete, 3: time was up, 130: stopped; the same command continues
   { [ $code -eq 0 ] && [ -z "${DRY:-}" ]; } || tail -n 20 "$file"
   rm "$file"
   return $stopped

@@ -1,4 +1,4 @@
-"""How much one update computes, and how much a GPU could: `python benchmarks/flops.py [--algorithms cql]`.
+"""How much one update computes, against a GPU's peak: `python benchmarks/flops.py [--algorithms cql]`.
 
 Counts the multiplications and additions in matrix products of one run's update of 4x256 networks, without refreshes.
 """

@@ -7,10 +7,10 @@ plain update compiled by torch.compile into one graph ("compiled") or operation 
 and with one family of kernels at a time switched off ("without ...") or replaced by torch.compile ("compiled ...").
 
 Several processes prepare the cases side by side (compiling and capturing takes most of the time). Then one case is
-measured at a time, while the others wait: the GPU has nothing else to do. Cases come in the order of their weight,
-three rounds over each group; none is begun once --budget seconds have passed. A case that fails is noted and left.
-FILE is rewritten as the measurements come in. --speeds: so is what `c4rl table runtime` and `overhead` read.
-The tables of speed.md are printed in the end, and by themselves with --tables.
+measured at a time, while the others wait: the GPU has nothing else to do. The most important cases come first, in
+three rounds over each group; none is begun once --budget seconds have passed. A case that fails is noted and skipped.
+FILE is rewritten as the measurements come in, and with --speeds also the files that `c4rl table runtime` and `overhead`
+read. The tables of speed.md are printed at the end; --tables only prints them.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
 Both sides run the same number of EM steps from the same start on the same rows in one process, in turns; scikit-learn
 fits the runs one after the other, c4rl as one stack. Times are the best of several turns. scikit-learn is timed with
-its default threads and held to one: its small products often lose by more threads.
+its default threads and limited to one: more threads often slow down its small products.
 """
 
 import time

@@ -3,15 +3,15 @@
     python benchmarks/precision.py --data DIR --output DIR [--modes fp32 bf16x3] [--updates 60000]
 
 Trains CQL, with and without C4, on two 10k sets with each kind of product, several seeds each, and writes MODE.json
-with the curves of Q and of the cross-covariance trace (means over --window updates); a mode whose file is there is not
-run again. Then compares with fp32 those that are there. By a rule made before any mode was run, one is harmless where
+with the curves of Q and of the cross-covariance trace (means over --window updates); a mode whose file exists is not
+run again. Then compares modes that have files with fp32. By a rule fixed before any mode was run, one is harmless if
 
 - its runs lie within fp32's seed spread (between the lowest and the highest of three seeds, widened on both sides by as
   much) at 87% of all points or more, which is what three further seeds of fp32 would reach if seeds were Gaussian;
 - and on none of the curves its mean over seeds, over the last sixth of the updates, is further from fp32's than chance
   explains (Student's t of three against three seeds below 4.6, which chance passes once in a hundred curves).
 
-It is a test of curves, not of scores: nothing is evaluated in the simulator.
+This tests curves, not scores: nothing is evaluated in the simulator.
 """
 
 import argparse

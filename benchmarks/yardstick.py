@@ -1,7 +1,7 @@
 """The yardstick: TD3+BC and CQL as a careful person writes one run in plain PyTorch.
 
 Same losses, sizes and batch as c4rl's, with nn.Linear networks, torch.optim.Adam, torch's own random numbers and a data
-set held as tensors. benchmarks/cpu_speed.py times it beside ours, alternating, in one process.
+set held as tensors. benchmarks/cpu_speed.py times both, alternating, in one process.
 """
 
 import copy

@@ -1,6 +1,6 @@
 """TD3+BC as single-file libraries write it (CORL, CleanRL), with C4 added in three places (marked C4).
 
-Their buffers keep no next actions and draw their own indices: C4 finds the former and hands over the latter.
+Their buffers keep no next actions and draw their own indices: C4 finds the next actions and supplies the indices.
 
 python examples/corl_loop.py maze.npz --updates 2000
 """

@@ -1,15 +1,15 @@
-"""Search for settings with Optuna: every ask fills one job, whose trials train together in a stack.
+"""Search for settings with Optuna: each batch of trials is one job, whose runs train together in a stack.
 
 pip install 'c4rl[search]'
 python examples/optuna_search.py maze.npz --task maze2d-umaze-dense --objective simulator --output runs/search
 python examples/optuna_search.py my_data.npz --objective held_out_action_rmse --output runs/search
 
-Run the same command again to go on: a batch that was interrupted continues from its checkpoint, and no setting is
-trained twice. The numbers mean different things, and nothing is chosen for you:
-- simulator: the mean score over late evaluations. It needs the simulator, so what it finds is no result of offline
-  data alone: label it "chosen in the simulator", and score it with other seeds.
+Run the same command again to continue: an interrupted batch resumes from its checkpoint, and no setting is trained
+twice. The objectives mean different things, and you have to choose one:
+- simulator: the mean score over late evaluations. It needs the simulator, so what it finds is not a result of
+  offline data alone: label it "chosen in the simulator", and score it with other seeds.
 - held_out_action_rmse, held_out_td_rmse: errors on held-out trajectories. The first favours cloning; the second
-  changes its meaning with the discount, the reward scale and C4's lambda. Neither says how well a policy acts.
+  changes its meaning with the discount, the reward scale and C4's lambda. Neither measures how well a policy acts.
 """
 
 import argparse
@@ -137,4 +137,4 @@ if __name__ == "__main__":
     try:
         main()
     except Interrupted as stop:
-        raise SystemExit(f"{stop.args[0].partition(';')[0]}; the same command goes on") from None
+        raise SystemExit(f"{stop.args[0].partition(';')[0]}; run it again to continue") from None

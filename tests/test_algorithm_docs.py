@@ -129,6 +129,11 @@ class TestEveryPlugin:
 
 
 def test_links_lead_somewhere() -> None:
-    anchors = {"#" + title.lower().replace(" ", "-") for title in SECTIONS}
     for target in re.findall(r"\]\((?!https?://)([^)]+)\)", PAGE):
-        assert target in anchors or (PATH.parent / target).exists(), target
+        name, _, anchor = target.partition("#")
+        page = PATH.parent / name if name else PATH
+        assert page.exists(), target
+        titles = re.findall(r"^#+ (.+)$", page.read_text(), re.M) if anchor else []
+        assert not anchor or anchor in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}, (
+            target
+        )

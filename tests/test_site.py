@@ -45,7 +45,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_command_and_flag_is_on_the_page(generate: ModuleType) -> None:
     parts = re.split(r"^##+ ", generate.commands_page(), flags=re.M)
     sections = {part.split("\n", 1)[0]: part for part in parts}
-    for command in COMMANDS:
+    for command, function in COMMANDS.items():
+        assert (function.__doc__ or "").splitlines()[0].endswith("."), f"{command}: its help is longer than a line"
         assert f"[`c4rl {command}`](#c4rl-{command.replace(' ', '-')})" in parts[0]
     headings = {f"--algorithm {name}" for name in ALGORITHMS} | {f"--plugins {name}" for name in PLUGINS}
     assert sections.keys() >= headings | {f"c4rl {command}" for command in COMMANDS}

@@ -62,8 +62,8 @@ def commands_page() -> str:
         "",
         "## Flags of the algorithms",
         "",
-        "With `c4rl train --algorithm NAME`. A preset changes the defaults. Per run: runs that differ in it alone "
-        "train together.",
+        "With `c4rl train --algorithm NAME`. A preset changes the defaults. Runs that differ only in options marked "
+        '"per run" train together.',
     ]
     for algorithm in ALGORITHMS:
         declared = declared_by(commands["train"], ["--algorithm", algorithm])

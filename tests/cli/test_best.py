@@ -52,7 +52,7 @@ def test_values_are_learned_only_where_trajectories_start_apart_and_meet(tmp_pat
     assert config_of(["--preset", "best", "--dataset", str(far)]).algorithm == "bc"
     assert str(cloned.output) == "runs/alike-best"
     # the doctor says the same, and why
-    reasons = ((alike, "bc + returns", "0.00 times"), (apart, "td3_bc + layer_norm", "they meet"))
+    reasons = ((alike, "bc + returns", "0.00 times"), (apart, "td3_bc + layer_norm", "paths meet"))
     for path, method, words in (*reasons, (far, "bc + returns", "hardly meet")):
         said = advise_preset(c4rl.load_dataset(path))
         assert said.value == method and words in said.reason
@@ -62,9 +62,9 @@ def test_values_are_learned_only_where_trajectories_start_apart_and_meet(tmp_pat
 
 def test_why_returns_cannot_be_compared() -> None:
     alone = replace(small_dataset(200), trajectory_ids=np.zeros(200, np.int32))
-    assert best_for(alone)[1].startswith("There is one trajectory only")
+    assert best_for(alone)[1].startswith("There is only one trajectory")
     with_pieces = replace(alone, trajectory_ids=np.maximum(np.arange(200) - 197, 0).astype(np.int32))
-    assert best_for(with_pieces)[1].startswith("One trajectory alone is long enough")
+    assert best_for(with_pieces)[1].startswith("Only one trajectory is long enough")
 
 
 def test_the_gap_of_states_is_to_the_nearest_on_another_way() -> None:
@@ -93,7 +93,7 @@ def test_a_newcomer_is_told_what_it_trains_why_and_where(
     [
         (("--algorithm", "cql"), "--algorithm: found with --preset best"),
         (("--plugins", "c4"), "--plugins: found with --preset best"),
-        (("--dataset", "alike.npz", "apart.npz"), "data that it treats differently"),
+        (("--dataset", "alike.npz", "apart.npz"), "datasets that need different recipes"),
     ],
 )
 def test_what_best_chooses_itself_is_refused(

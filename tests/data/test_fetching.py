@@ -64,7 +64,7 @@ def test_an_interrupted_download_goes_on_where_it_was(published: PublishedFile, 
 
 def test_a_server_that_hangs_up_leaves_something_to_go_on_with(published: PublishedFile, tmp_path: Path) -> None:
     Handler.most = 6000
-    with pytest.raises(InputError, match=r"stopped after 6,000 of 10,240 bytes\); run the command again to go on with"):
+    with pytest.raises(InputError, match=r"stopped after 6,000 of 10,240 bytes\); run the command again to resume "):
         download(published, tmp_path / "a.hdf5")
     assert [path.name for path in tmp_path.iterdir()] == ["a.hdf5.part"]
     download(published, tmp_path / "a.hdf5")

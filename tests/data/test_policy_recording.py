@@ -297,7 +297,9 @@ def test_policies_that_do_not_fit_the_sets_name_are_refused(
 
 def test_a_worker_that_fails_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(WorkFailed, match=r"recording hopper-medium-v2: a worker ended with exit code 1.*goes on"):
+    with pytest.raises(
+        WorkFailed, match=r"recording hopper-medium-v2: a worker ended with exit code 1.*run the same command again"
+    ):
         record(HOPPER.name, 10, 0, tmp_path / "new.npz", ["random"], workers=1)
 
 

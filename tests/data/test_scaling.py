@@ -148,7 +148,7 @@ def test_next_states_far_beyond_the_normaliser_are_refused(save: Callable[..., P
 def test_returns_without_spread_cannot_be_normalised(save: Callable[..., Path]) -> None:
     fields = logged_arrays([10, 10, 10, 10])
     path = save(fields, rewards=np.ones(40, np.float32))
-    with pytest.raises(InputError, match="--normalize-returns needs returns that differ, found 10 only"):
+    with pytest.raises(InputError, match="--normalize-returns needs returns that differ, found only 10"):
         prepare(small_config("td3_bc", dataset=path, normalize_returns=True))
 
 

@@ -136,7 +136,7 @@ def test_misuse_is_refused(dataset: Any) -> None:
         fit(algo, dataset, 1)
     algo._impl = None
     algo.build_with_dataset(dataset)
-    with pytest.raises(InputError, match="built anew"):
+    with pytest.raises(InputError, match="was rebuilt"):
         fit(algo, data, 1)
     with pytest.raises(InputError, match="found BC, expected TD3PlusBC, CQL or IQL"):
         with_c4(d3rlpy.algos.BCConfig().create(device=False), dataset)

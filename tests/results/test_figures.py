@@ -66,7 +66,7 @@ def test_curves_have_the_mean_of_the_table(trained: Trained) -> None:
     figure = FIGURES["curves"].draw(FIGURES["curves"], table, filled)
     expected = np.mean([[entry.scores for entry in filled["BC", task].entries[:3]] for task in TASKS], axis=(0, 1))
     assert list(figure.axes[2].lines[0].get_ydata()) == pytest.approx(list(expected))
-    assert "first runs of each" in words(figure)
+    assert "equally many runs of each set, the first ones" in words(figure)
 
 
 def test_only_the_sets_of_the_chosen_methods_have_panels(trained: Trained, tmp_path, monkeypatch) -> None:

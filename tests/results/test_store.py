@@ -294,7 +294,7 @@ def test_a_job_that_fails_does_not_stop_the_others(
     assert run_jobs(jobs, Store(tmp_path / "store"), minutes=1) == 1
     assert asked == ["bc", "td3_bc", "td3_bc"]
     found = capsys.readouterr()
-    assert found.out.count("failed, going on with the next: --size: found 9\n") == 3 and found.err == ""
+    assert found.out.count("failed, continuing with the next: --size: found 9\n") == 3 and found.err == ""
 
 
 LONG = {"tasks": TASKS[:1], "methods": METHODS[1:2], "seeds": 1, "updates": 500, "episodes": 1}

@@ -95,7 +95,7 @@ def test_tables_say_which_runs_were_not_fp32_and_which_stopped(copied: Store, tr
         entry["stopped"] = {"update": 10, "failed_at": 11, "reason": "nan"}
         path.write_text(json.dumps(entry))
     table, filled = small_table(), fill(small_table(), copied)
-    assert "matrix products in fp32, bf16x3 for BC;" in caption(table, filled, "late")
+    assert "matrix products in fp32, bf16x3 for 'BC';" in caption(table, filled, "late")
     assert "†" in caption(table, filled, "late")
     assert ["†" in row[1] for row in rows_of(table, filled)[1:]] == [True, False, False, False]
     assert "†" not in caption(table, fill(table, trained.store), "late")
@@ -151,12 +151,12 @@ def test_means_of_sets_with_other_numbers_of_runs(trained: Trained) -> None:
     methods = tuple(replace(method, factors=own) for method, own in zip(METHODS[:2], factors, strict=True))
     table = small_table(methods=methods, seeds=4)
     filled = fill(table, trained.store)
-    assert "first runs of each" not in caption(table, filled, "late")
+    assert "equally many runs of each set, the first ones" not in caption(table, filled, "late")
     for (label, task), cell in filled.items():
         first, second = cell.entries
         fewer = label == methods[0].label and task == TASKS[0]
         filled[label, task] = Cell((first, second, second) if fewer else (first, second, second, first))
-    assert "first runs of each" in caption(table, filled, "late")
+    assert "equally many runs of each set, the first ones" in caption(table, filled, "late")
     expected = np.mean([[e.scores for e in filled[methods[0].label, t].entries[:3]] for t in TASKS], axis=(0, 1))
     words = curve_rows(table, filled)[1][1:]
     assert [float(word.split()[0]) for word in words] == pytest.approx(expected, abs=0.06)

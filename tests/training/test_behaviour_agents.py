@@ -184,7 +184,7 @@ def test_batches_of_the_goal_reaching_ant_are_spread_over_its_symmetries(tmp_pat
     ("changes", "sentence"),
     [
         ({"envs": 12}, "--envs: found 12, expected a multiple of 8"),
-        ({"seeds": (1, 1)}, "--seeds: found 1 1, expected different ones"),
+        ({"seeds": (1, 1)}, "--seeds: found 1 1, expected some, each once"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any], sentence: str) -> None:

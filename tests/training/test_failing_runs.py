@@ -189,7 +189,7 @@ def test_a_stopped_run_is_scored_as_it_was_kept(
         assert f"seed 1 failed ({failure}), expected one of seed_0" in capsys.readouterr().err
         assert not (tmp_path / "failed.npz").exists()
     assert run("export", folder, "--output", tmp_path / "sound.npz") == 0
-    assert f"passed over seed_1, which failed: {failure}" in capsys.readouterr().out
+    assert f"skipped seed_1, which failed: {failure}" in capsys.readouterr().out
     weights, sound = np.load(tmp_path / "sound.npz"), tensors(folder, "policy_last")
     assert np.array_equal(weights["w0"], sound["seed_0/w0"]) and not np.array_equal(weights["w0"], sound["seed_1/w0"])
 

@@ -73,7 +73,7 @@ def test_without_ray_or_a_cluster_one_sentence_and_nothing_is_made(
     cases = [
         ([*train, "--num-gpus", "1"], "--num-gpus: found without --engine ray"),
         ([*train, "--retries", "2"], "--retries: found without --engine ray"),
-        ([*table, "--engine", "ray"], "--engine: found ray with 'overhead', a table of speed"),
+        ([*table, "--engine", "ray"], "--engine: found ray, expected local: 'overhead' is a table of speed"),
     ]
     with monkeypatch.context() as patched:
         patched.setitem(sys.modules, "ray", None)

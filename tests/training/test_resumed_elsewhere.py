@@ -270,7 +270,7 @@ def test_when_the_disk_was_full(
         stored = ["train", "--config", straight, "--output", folder]
         assert run(*stored) == 2
     err = capsys.readouterr().err
-    assert "metrics.jsonl: could not be written (No space left on device); when that is mended, continue with" in err
+    assert "metrics.jsonl: could not be written (No space left on device); once that is fixed, continue with" in err
     assert err.count("\n") == 1
     assert run("train", "--resume", folder) == 0
     assert_same_tensors(folder, straight)

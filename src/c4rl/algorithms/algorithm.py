@@ -47,12 +47,12 @@ class AlgorithmConfig(Options):
     actor_schedule: Literal["constant", "cosine"] = "constant"
     """The policy's step size stays constant, or falls to zero over the job's updates."""
     actor_decay: PerRun = option(0.0, at_least=0, at_most=1000)
-    """Decay of the policy's weights (AdamW): each update takes away this part of them, times the step size."""
+    """Decay of the policy's weights (AdamW): each update removes this part of them, times the step size."""
     actor_average: PerRun = option(0.0, at_least=0, at_most=1)
-    """The policy that is evaluated averages the trained one's weights over about 1 / this many of its updates; 0: it is
-    the trained one."""
+    """Evaluate a running average of the policy's weights, over about 1 / this many of its updates; 0: the weights
+    themselves."""
     actor_dropout: float = option(0.0, at_least=0, below=1)
-    """Share of the policy's hidden units that are zero in its own loss; none are in targets and evaluation."""
+    """Share of the policy's hidden units that are dropped in its own loss; none are in targets and evaluation."""
     actor_layer_norm: bool = False
     """LayerNorm in the policy, before each hidden layer's ReLU."""
     batch_size: int = option(256, at_least=2, at_most=1_000_000)

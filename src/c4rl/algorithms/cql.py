@@ -47,13 +47,13 @@ class CQLConfig(CriticConfig):
     max_q_backup: Literal["none", "max_min", "min_max"] = "none"
     """Back up the best of N next actions by the smaller critic (max_min), or the smaller of the two maxima."""
     entropy: Literal["automatic", "fixed"] = "automatic"
-    """SAC's temperature: tuned to the target entropy -|A|, or held."""
+    """SAC's temperature: tuned to the target entropy -|A|, or held fixed."""
     entropy_weight: float = option(1.0, above=0, at_most=1e6)
     """The temperature if fixed, its initial value if automatic."""
     backup_entropy: bool = False
     """Subtract the next action's entropy cost in the TD target."""
     cloning_updates: int = option(0, at_least=0, at_most=1e9)
-    """In this many first updates the actor maximises the likelihood of logged actions instead of Q."""
+    """For this many updates at the start, the actor maximises the likelihood of logged actions instead of Q."""
     policy_log_std: Literal["linear", "scaled"] = "linear"
     """Form of the policy's log standard deviation."""
     critic_initialization: Literal["torch", "orthogonal"] = "torch"

@@ -29,11 +29,11 @@ class DOGEConfig(TD3Config):
     distance_lr: PerRun = option(1e-3, above=0, at_most=1)
     """Adam's step size for g."""
     distance_updates: int = option(100_000, at_least=0, at_most=1e9)
-    """T_g: g is trained on this many first updates, then held."""
+    """T_g: g is trained for this many updates at the start, then held fixed."""
     negative_actions: int = option(20, at_least=1, at_most=10_000)
     """N: random actions per row that g is fitted to."""
     negative_range: float = option(1.5, above=0, at_most=1000)
-    """They are uniform on this multiple of the action box: 1.5 in the original code, 1 in its paper."""
+    """The random actions are uniform on this multiple of the action box: 1.5 in the original code, 1 in its paper."""
     distance_threshold: float = option(0.0, at_least=-1000, at_most=1000)
     """ε: how much farther than the logged actions the policy's may be on average."""
     multiplier_initial: float = option(5.0, above=0, at_most=1e6)

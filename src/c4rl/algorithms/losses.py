@@ -24,5 +24,5 @@ def td_target(batch: Batch, discount: float | Tensor, next_value: Tensor) -> Ten
 
 
 def clipped_target(batch: Batch, discount: float | Tensor, next_q: Tensor) -> Tensor:
-    """The same with the smallest of next_q [R, M, B] as V(s'). Not differentiable."""
+    """`td_target` with the smallest of next_q [R, M, B] as V(s'). Not differentiable."""
     return losses.clipped_target(batch.rewards, batch.continues, per_row(discount), next_q)

@@ -26,7 +26,8 @@ class ReBRACConfig(TD3Config):
     actor_cloning: PerRun = option(0.01, at_least=0, at_most=1e6)
     """β1: weight of the squared distance between the policy's and the logged action, summed over dimensions."""
     critic_cloning: PerRun = option(0.01, at_least=0, at_most=1e6)
-    """β2: the same for the next action, subtracted from the next value in the TD target."""
+    """β2: weight of that distance between the next action and the logged one, subtracted from the next value in the TD
+    target."""
 
 
 class ReBRAC(TD3):

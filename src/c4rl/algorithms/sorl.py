@@ -38,7 +38,7 @@ class SORLConfig(StyleConfig, ImplicitQConfig):
     advantage_temperature: PerRun = option(1 / 3, above=0, at_most=1e6)
     """λ: actions are weighted by exp(A/λ), at most 100 (IQL's β is 1/λ)."""
     selection: Literal["q", "advantage"] = "q"
-    """The style that is evaluated, chosen offline: the largest mean Q of its policy's action on its own trajectories,
+    """How the evaluated style is chosen, offline: by the largest mean Q of its policy's action on its own trajectories,
     or the largest mean advantage of the actions logged there."""
 
     def check(self) -> None:

@@ -14,7 +14,7 @@ from c4rl.core.errors import InputError
 
 
 def speed(arguments: Arguments) -> int:
-    """Measure updates per second of each algorithm on made-up data, evaluation and logging left out."""
+    """Measure updates per second of each algorithm on made-up data, without evaluation and logging."""
     from c4rl.results.speed import SpeedOptions, measure_speeds
 
     return measure_speeds(parse_as(SpeedOptions, "bench speed", arguments, speed.__doc__))
@@ -23,12 +23,12 @@ def speed(arguments: Arguments) -> int:
 @dataclass(frozen=True)
 class TableFlags(Options):
     name: tyro.conf.Positional[str]
-    """Which table; a wrong name lists them."""
+    """Name of the table; a wrong one lists them all."""
     data: Path | None = None
-    """Folder of the datasets: TASK.npz for D4RL's rows, c4rl/TASK.npz for recorded ones. Only tables of speed, and
-    --dry, need none."""
+    """Folder of the datasets: TASK.npz for D4RL's rows, c4rl/TASK.npz for recorded ones. Tables of speed and --dry need
+    none."""
     output: Path = Path("runs/bench")
-    """Folder of the job folders: what a stopped job goes on from."""
+    """Folder of the job folders, from which a stopped job resumes."""
     store: Path = STORE
     """Folder of the results store."""
     speeds: Path = SPEEDS
@@ -36,11 +36,11 @@ class TableFlags(Options):
     dry: bool = False
     """Only list what is missing, in launches and estimated minutes."""
     minutes: float = option(1e6, above=0, at_most=1e6)
-    """Stop after this long; the same command goes on from there."""
+    """Stop after this long; the same command resumes from there."""
     methods: tuple[str, ...] | None = None
     """Only these rows of the table."""
     sets: tuple[str, ...] | None = None
-    """Only sets whose names start so, such as hopper."""
+    """Only sets whose names start with these words, such as hopper."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
     precision: Literal["fp32", "bf16x3"] = "fp32"
@@ -50,7 +50,7 @@ class TableFlags(Options):
 
 
 def table(arguments: Arguments) -> int:
-    """Train what a table of the results store lacks, and add it; stop and continue at any point."""
+    """Train the runs that a table of the results store lacks, and add them; stop and continue at any point."""
     engine = engine_of("bench table", arguments)
     values = parse("bench table", arguments, [*flags_of(TableFlags), *flags_of(EngineFlags)], None, table.__doc__)
     flags = TableFlags(**{field.name: values[field.name] for field in fields(TableFlags)})
@@ -69,7 +69,7 @@ def table(arguments: Arguments) -> int:
 
     if flags.name in SPEED_TABLES:
         if engine is not None:
-            raise InputError(f"--engine: found ray with '{flags.name}', a table of speed, expected it without")
+            raise InputError(f"--engine: found ray, expected local: '{flags.name}' is a table of speed")
         speed_table = SPEED_TABLES[flags.name]
         folder = machine_folder(flags.speeds, flags.device, flags.precision)
         wanted = missing(speed_table, folder)
@@ -102,7 +102,7 @@ class PagesFlags(Options):
 
 
 def pages(arguments: Arguments) -> int:
-    """Fill the tables in Markdown pages anew from the results store."""
+    """Update the tables in Markdown pages from the results store."""
     flags = parse_as(PagesFlags, "bench pages", arguments, pages.__doc__)
 
     from c4rl.results.pages import fill_page
@@ -111,7 +111,7 @@ def pages(arguments: Arguments) -> int:
         raise InputError("FILES: not given, expected Markdown pages")
     stale = [path for path in flags.files if fill_page(path, page_command, write=not flags.dry)]
     for path in stale:
-        print(f"{path}: {'out of date' if flags.dry else 'filled anew'}")
+        print(f"{path}: {'out of date' if flags.dry else 'updated'}")
     return 1 if stale and flags.dry else 0
 
 

@@ -13,21 +13,21 @@ from c4rl.core.declarations import Options, option
 @dataclass(frozen=True)
 class Flags(Options):
     folder: tyro.conf.Positional[Path]
-    """A job's folder; its dataset must be where it was."""
+    """A job's folder; its dataset must still be in its place."""
     output: Path = Path("clusters.html")
     """New HTML file, which opens from disk."""
     run: str | None = None
-    """A run by its name in files; default: the first."""
+    """A run by its name in files. Default: the first."""
     K: int = option(5, at_least=1, at_most=1000)
     """Clusters."""
     mode: Literal["exact", "proxy"] = "exact"
     """Gradients of Q with respect to its input, or penultimate features."""
     size: int = option(1000, at_least=10, at_most=20_000)
-    """Rows; of more than 2,000, principal components take the place of t-SNE."""
+    """Rows to draw; with more than 2,000, principal components replace t-SNE."""
 
 
 def clusters(arguments: Arguments) -> int:
-    """Picture the gradient clusters of a job's critic by t-SNE, at its last checkpoint or at all that it kept."""
+    """Draw the gradient clusters of a job's critic by t-SNE, at its last checkpoint or at all that it kept."""
     flags = parse_as(Flags, "clusters", arguments, clusters.__doc__)
 
     from c4rl.diagnostics.cluster_page import write_cluster_page

@@ -30,8 +30,8 @@ class RecordFlags(Options):
     seed: int = option(0, at_least=0, at_most=2**63 - 1)
     """The same seed gives the same bytes."""
     policy: tuple[str, ...] = ()
-    """For all tasks but Maze2D: policy files, which record equal shares in this order. A file of snapshots stands for
-    all of them, FILE@2-5 for some; random: uniform actions. Without it: the package's own agents, where it has some
+    """Policy files, which record equal shares in this order; for all tasks but Maze2D. A file of snapshots stands for
+    all of them, FILE@2-5 for some; random: uniform actions. Default: the package's own agents, where it has some
     (locomotion, AntMaze, Kitchen)."""
 
     def check(self) -> None:
@@ -40,7 +40,7 @@ class RecordFlags(Options):
 
 
 def record(arguments: Arguments) -> int:
-    """Record a dataset with a scripted controller, the package's own agents or your policies; run it again to go on."""
+    """Record a dataset with a scripted controller, the package's agents or your policies; run it again to resume."""
     flags = parse_as(RecordFlags, "data record", arguments, record.__doc__)
 
     from c4rl.data.recording import record as record_dataset
@@ -83,7 +83,7 @@ class InfoFlags(ActionBounds):
 
 
 def info(arguments: Arguments) -> int:
-    """Show what is in a dataset, and what looks wrong with it."""
+    """Show what is in a dataset and what looks wrong with it."""
     flags = parse_as(InfoFlags, "data info", arguments, info.__doc__)
 
     from c4rl.data.info import describe, render
@@ -105,12 +105,12 @@ class ConvertFlags(ActionBounds):
     files: tyro.conf.Positional[tuple[str, ...]]
     """IN OUT: a dataset as for `c4rl data info`, and a new file or, for Minari, a new folder or minari:ID."""
     format: Literal["auto", "npz", "hdf5", "minari", "d3rlpy"] = "auto"
-    """Format of OUT: plain arrays, D4RL's layout, Minari, or what d3rlpy's ReplayBuffer.load reads; auto: by its name,
-    and never d3rlpy."""
+    """Format of OUT: npz (plain arrays), hdf5 (D4RL's layout), minari, or d3rlpy (for its ReplayBuffer.load). auto: by
+    OUT's name, never d3rlpy."""
     task: str = "none"
-    """A name from `c4rl tasks`: checks the dimensions, and tells Minari the environment."""
+    """A name from `c4rl tasks`: checks the dimensions, and names the environment for Minari."""
     size: int | None = option(None, at_least=1, at_most=10**9)
-    """Rows to keep; all if not given."""
+    """Rows to keep. Default: all."""
     subset: SubsetKind = "trajectories"
     """How --size rows are chosen, as in `c4rl train`."""
     subset_seed: int = option(0, at_least=0, at_most=2**63 - 1)
@@ -147,13 +147,13 @@ class FetchFlags(Options):
     task: tyro.conf.Positional[str]
     """A task of `c4rl tasks`."""
     output: Path | None = None
-    """Where the file is, or is to be; default: its published name, in this folder."""
+    """Where the file is, or will be. Default: its published name, in this folder."""
     download: bool = False
-    """Download it; without this nothing is."""
+    """Download the file; nothing is downloaded without this flag."""
 
 
 def fetch(arguments: Arguments) -> int:
-    """Tell where the published file of a task is, check one that is there already, or download it."""
+    """Show where a task's published file is, check one that you have, or download it."""
     flags = parse_as(FetchFlags, "data fetch", arguments, fetch.__doc__)
 
     from c4rl.data.fetching import check_file, download, published_file

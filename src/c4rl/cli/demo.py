@@ -10,7 +10,7 @@ from c4rl.core.declarations import Options, option
 @dataclass(frozen=True)
 class Flags(Options):
     output: Path | None = None
-    """New folder; default runs/demo, runs/demo-2, ..."""
+    """New folder. Default: runs/demo, runs/demo-2, ..."""
     task: str = "maze2d-umaze-dense-v1"
     """A maze2d task of `c4rl tasks`."""
     size: int = option(10_000, at_least=1, at_most=10**9)

@@ -14,11 +14,11 @@ from c4rl.core.declarations import Options, option
 @dataclass(frozen=True)
 class Flags(Options):
     folder: tyro.conf.Positional[Path]
-    """A job's folder; its dataset must be where it was."""
+    """A job's folder; its dataset must still be in its place."""
     run: str | None = None
-    """One run by its name in files; default: all, which must share their data and the shape of their networks."""
+    """One run by its name in files. Default: all, which must share their data and the shape of their networks."""
     size: int = option(1024, at_least=2, at_most=10**6)
-    """Rows to look at."""
+    """Rows to examine."""
     save: bool = False
     """Write diagnostics.json into the folder, for `c4rl report`."""
     json: bool = False

@@ -19,11 +19,11 @@ class Flags(ActionBounds):
     task: str = "none"
     """A name from `c4rl tasks`: for normalised returns, and checks of dimensions, horizon and ends of episodes."""
     html: Path | None = None
-    """New page with the same and more, which opens from disk."""
+    """Also write a page with plots, which opens from disk, to this new file."""
     probe: bool = True
     """Train small networks to see when cloning overfits and what the critic's gradients look like."""
     seconds: float = option(110.0, above=0, at_most=86_400)
-    """The most that the probe takes."""
+    """The longest that the probe may take."""
     json: bool = False
     """Print JSON."""
 

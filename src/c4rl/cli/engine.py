@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class EngineFlags(Options):
     engine: Literal["local", "ray"] = "local"
-    """Train in this process, or the launches of the job on a Ray cluster, whose nodes share the storage of --output
-    and --dataset. --threads then sets the CPUs of each launch (1 if not given)."""
+    """local: train in this process. ray: train the job's launches on a Ray cluster whose nodes share the storage of
+    --output and --dataset; --threads then sets the CPUs of each launch (default 1)."""
     address: str = "auto"
     """With --engine ray: HOST:PORT of the cluster, or auto for the one that this machine belongs to."""
     num_gpus: float = option(0.0, at_least=0, at_most=1)
-    """With --engine ray: the GPU of each launch, or a share of it; 0: launches train on CPUs."""
+    """With --engine ray: GPUs of each launch, 1 or a share of one; 0: launches train on CPUs."""
     retries: int = option(3, at_least=0, at_most=1000)
-    """With --engine ray: how often a launch goes on elsewhere after its process or node has died."""
+    """With --engine ray: how often a launch resumes elsewhere after its process or node has died."""
 
     def check(self) -> None:
         changed = [f for f in fields(self) if f.name != "engine" and getattr(self, f.name) != f.default]
         if self.engine == "local" and changed:
-            raise InputError(f"--{flag_of(changed[0].name)}: found without --engine ray, expected it with that")
+            raise InputError(f"--{flag_of(changed[0].name)}: found without --engine ray, expected both")
 
 
 def engine_of(command: str, arguments: Arguments) -> "RayOptions | None":

@@ -18,22 +18,22 @@ class Flags(Options):
     folder: tyro.conf.Positional[Path]
     """A folder made by c4rl train, or with --task an npz file made by c4rl export."""
     task: str | None = None
-    """The task of a policy's file; a folder knows its own."""
+    """The task of an exported policy; a folder names its own."""
     episodes: int = option(10, at_least=1, at_most=10**6)
     """Episodes per policy."""
     checkpoint: Literal["last", "best", "selected"] | None = None
-    """The last policies, those of each seed's best evaluation, or those that --select kept; default selected if the job
-    was trained with --select, else last."""
+    """The last policies, those of each seed's best evaluation, or those that --select kept. Default: selected if the
+    job was trained with --select, else last."""
     seed: int = option(20_000, at_least=0, at_most=2**63 - 1)
     """Episode e is reset with seed + e."""
     run: str | None = None
-    """Only the run of this name (as in summary.json); default all."""
+    """Only the run of this name (as in summary.json). Default: all."""
     ensemble: bool = False
     """Score the seeds of each setting as one policy that plays the mean of their actions."""
     json: Path | None = None
     """Also write the result to this new file."""
     allow_import: bool = False
-    """Import the module that the folder's task names (gym:MODULE:ID): its code runs."""
+    """Import the module that the folder's task names (gym:MODULE:ID), which runs its code."""
 
 
 def evaluate(arguments: Arguments) -> int:
@@ -51,7 +51,7 @@ def evaluate(arguments: Arguments) -> int:
     if flags.folder.is_file():
         result = score_file(flags.folder, flags.task, flags.episodes, flags.seed)
     elif flags.task is not None:
-        raise InputError(f"--task: found {flags.task}, expected none: {flags.folder} is no policy's file")
+        raise InputError(f"--task: found {flags.task}, expected none: {flags.folder} is not an exported policy")
     else:
         result = score_folder(
             flags.folder, flags.episodes, flags.checkpoint, flags.seed, flags.run, flags.allow_import, flags.ensemble

@@ -16,15 +16,15 @@ ENDINGS = (".png", ".svg")
 @dataclass(frozen=True)
 class Flags(Options):
     name: tyro.conf.Positional[str]
-    """Which figure; a wrong name lists them."""
+    """Name of the figure; a wrong one lists them all."""
     output: Path | None = None
-    """New file, PNG or SVG by its ending; default NAME.png."""
+    """New file, PNG or SVG by its ending. Default: NAME.png."""
     table: str | None = None
-    """Draw it of another table than its own, with all its methods."""
+    """Draw the figure from this table instead of its own, with all the table's methods."""
     methods: tuple[str, ...] | None = None
-    """Draw only these methods of its table; a comparison compares them with the table's first of them."""
+    """Draw only these methods of the table; a comparison is with the first of them."""
     sets: tuple[str, ...] | None = None
-    """Draw only sets whose names start so, such as hopper."""
+    """Draw only sets whose names start with these words, such as hopper."""
     store: Path = STORE
     """Folder of the results store."""
     speeds: Path = SPEEDS
@@ -32,7 +32,7 @@ class Flags(Options):
 
 
 def figure(arguments: Arguments) -> int:
-    """Draw a figure of the results store, with seeds and intervals; nothing is trained."""
+    """Draw a figure from the results store, with seeds and intervals; nothing is trained."""
     flags = parse_as(Flags, "figure", arguments, figure.__doc__)
     output = flags.output or Path(f"{flags.name}.png")
     if output.suffix not in ENDINGS:

@@ -169,7 +169,7 @@ def _command(arguments: Arguments) -> int:
 
 def _help(commands: dict[str, Callable[[Arguments], int]]) -> int:
     console = Console()
-    console.print("c4rl: offline reinforcement learning for small data. `c4rl COMMAND --help` tells more.\n")
+    console.print("c4rl: offline reinforcement learning for small data. `c4rl COMMAND --help` shows its flags.\n")
     table = Table.grid(padding=(0, 3))
     for name, command in commands.items():
         table.add_row(f"  c4rl {name}", (command.__doc__ or "").splitlines()[0])

@@ -21,11 +21,11 @@ class Flags(Options):
     method: Literal["fqe"] = "fqe"
     """Fitted Q evaluation (docs/ope.md)."""
     checkpoint: Literal["last", "best", "selected"] | None = None
-    """The last policies, those of each seed's best evaluation, or those that --select kept; default selected if the job
-    was trained with --select, else last."""
+    """The last policies, those of each seed's best evaluation, or those that --select kept. Default: selected if the
+    job was trained with --select, else last."""
     dataset: Path | None = None
-    """Logged data; default: the file that all the folders were trained on, with all its rows. Of a job on several
-    datasets, only the runs on this one are judged."""
+    """Logged data. Default: the file that all the folders were trained on, with all its rows. If a job has several
+    datasets, only its runs on this one are judged."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, ..."""
     json: Path | None = None
@@ -33,7 +33,7 @@ class Flags(Options):
 
 
 def ope(arguments: Arguments) -> int:
-    """Estimate what policies are worth from logged data alone, with intervals and a ranking."""
+    """Estimate the values of policies from logged data alone, with intervals and a ranking."""
     from c4rl.diagnostics.fitted_q import FittedQConfig
 
     own = flags_of(Flags)
@@ -65,7 +65,7 @@ def ope(arguments: Arguments) -> int:
         cells = f"{row['value']:.4g}", f"{low:.4g} to {high:.4g}", _distance(row["action_distance"]), score
         table.add_row(str(row["rank"] or "-"), Text(row["policy"]), *cells)
     console.print(table)
-    print(f"logged trajectories: {result['logged_value']:.4g} (discounted return, cut ones as they are)")
+    print(f"logged trajectories: {result['logged_value']:.4g} (mean discounted return, cut ones without extrapolation)")
     print(f"action distance of the mean logged action: {_distance(result['mean_action_distance'])}")
     if result["rank_correlation_of_all"] is not None:
         ranked = "-" if result["rank_correlation"] is None else f"{result['rank_correlation']:.2f}"

@@ -16,18 +16,18 @@ SPEEDS = Path("results/speed")
 @dataclass(frozen=True)
 class Flags(Options):
     name: tyro.conf.Positional[str]
-    """Which table, or `index` for a line on each; a wrong name lists them."""
+    """Name of the table, or `index` for a line on each; a wrong name lists them all."""
     format: Literal["markdown", "latex", "csv"] = "markdown"
-    """Text of the scores, or (csv) a line per run."""
+    """Format of the table; csv has a line per run."""
     score: Literal["late", "last", "best", "selected", "curve", "criteria", "differences"] = "late"
-    """Score of each run: the mean over the second half of its evaluations, the last one, the best, chosen in the
-    simulator, or the one selected by held-out trajectories (runs with --select). curve: means over
-    sets at every evaluation. criteria: what each rule that chooses a checkpoint is worth. differences: of late means,
-    where a row differs from another in one part alone."""
+    """Score of each run. late: the mean over the second half of its evaluations; last: the last one; best: the best
+    one, chosen in the simulator; selected: the one chosen by held-out trajectories (runs with --select); curve: means
+    over sets at every evaluation; criteria: how well each rule chooses a checkpoint; differences: of late means,
+    between rows that differ in one part."""
     methods: tuple[str, ...] | None = None
     """Only these rows of the table."""
     sets: tuple[str, ...] | None = None
-    """Only sets whose names start so, such as hopper; means are over these."""
+    """Only sets whose names start with these words, such as hopper; means are over these."""
     far: bool = False
     """Instead, list the cells far from the paper's, and what is known of the reasons."""
     store: Path = STORE

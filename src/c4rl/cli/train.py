@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 HELP = (
     "Train runs of an algorithm on a dataset. --algorithm and --plugins decide which further flags there are: "
-    "`c4rl train --algorithm NAME --plugins NAME --help` shows them. --preset sets them as a publication does (flags "
-    "given with it win). --sweep, --points and several datasets of one shape add runs, which train together. "
+    "`c4rl train --algorithm NAME --plugins NAME --help` shows them. --preset sets their defaults (flags that you "
+    "give win). --sweep, --points and several datasets of one shape add runs, which train together. "
     "--config FILE repeats a stored job, --resume DIR continues an interrupted or finished one."
 )
 
@@ -29,7 +29,7 @@ HELP = (
 @dataclass(frozen=True)
 class _Sources:
     config: Path | None = None
-    """Repeat the job of this config.json; needs --output, and flags given with it win."""
+    """Repeat the job of this config.json; needs --output. Flags that you give win."""
     resume: Path | None = None
     """Continue the job in this folder. Takes --dataset (moved files of the same bytes), --updates (train beyond the
     planned end), --device, --threads and --allow-import, and no other flag."""
@@ -38,7 +38,7 @@ class _Sources:
     Each is trained with every combination of --sweep and every seed; an option that it does not name keeps the job's
     value."""
     allow_import: bool = False
-    """With --config or --resume: import the module that a stored task names (gym:MODULE:ID): its code runs."""
+    """With --config or --resume: import the module that a stored task names (gym:MODULE:ID), which runs its code."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def config_of(arguments: Arguments) -> "TrainConfig":
     base = read_config(choice.config, choice.allow_import) if choice.config is not None else None
     preset = choice.preset != "none"
     if preset and base is not None:
-        raise InputError("--preset: found with --config, expected one of them (a config holds all values)")
+        raise InputError("--preset: found with --config, expected only one of the two (a config holds all values)")
     default = base.algorithm if base else PRESET_ALGORITHM if preset else DEFAULT_ALGORITHM
     algorithm = choice.algorithm or default
     given: dict[str, Any] = {}
@@ -147,13 +147,13 @@ def _best(choice: _Choice) -> dict[str, Any]:
 
     for flag, value in (("algorithm", choice.algorithm), ("plugins", choice.plugins)):
         if value:
-            raise InputError(f"--{flag}: found with --preset best, expected it without: best chooses by the data")
+            raise InputError(f"--{flag}: found with --preset best, expected no --{flag}: best chooses it by the data")
     if not choice.dataset:
-        raise InputError("--preset best: found no --dataset, expected the data that it chooses by")
+        raise InputError("--preset best: found no --dataset, expected the data by which it chooses")
     tasks = choice.task * len(choice.dataset) if len(choice.task) == 1 else choice.task
     first, *others = (best_fields(*pair, tell=_say) for pair in zip(choice.dataset, tasks, strict=False))
     if any(other != first for other in others):
-        raise InputError("--preset best: found data that it treats differently, expected a job for each")
+        raise InputError("--preset best: found datasets that need different recipes, expected a job for each")
     if choice.seeds and first["ensemble"]:
         first["ensemble"] = len(choice.seeds) if len(choice.seeds) > 1 else 0
     return first

@@ -16,19 +16,20 @@ class Flags(Options):
     """hopper, halfcheetah, walker2d, ant, goal-ant (AntMaze's ant, which learns to walk in any direction), or tasks of
     `c4rl tasks` in whose simulators agents learn."""
     output: Path
-    """Folder of the training, or of one folder per robot; where it holds this very training, that goes on."""
+    """Folder of the training, or of one folder per robot. A training with the same settings that is there already is
+    resumed."""
     seconds: float | None = option(None, above=0, at_most=1e9)
-    """Stop after so many seconds, with a snapshot; run again, it goes on from its last checkpoint."""
+    """Stop after this many seconds, with a snapshot. The same command resumes from the last checkpoint."""
     workers: int | None = option(None, at_least=0, at_most=1000)
-    """Processes that simulate each robot; default: all cores but one are shared. They change only the speed."""
+    """Processes that simulate each robot; they change only the speed. Default: the robots share all cores but one."""
 
     def check(self) -> None:
         if not self.robots or len(set(self.robots)) < len(self.robots):
-            raise InputError(f"ROBOTS: found {' '.join(self.robots) or 'none'}, expected different ones")
+            raise InputError(f"ROBOTS: found {' '.join(self.robots) or 'none'}, expected some, each once")
 
 
 def train_behaviour(arguments: Arguments) -> int:
-    """Train agents with SAC from nothing, and keep snapshots that record data; run it again to go on."""
+    """Train agents with SAC from scratch and keep snapshots that record data; run it again to resume."""
     from c4rl.environments.evaluation import available_cores
     from c4rl.environments.tasks import ROBOTS
     from c4rl.jobs.behaviour_config import BehaviourConfig

@@ -15,9 +15,9 @@ class Flags(Options):
     folder: tyro.conf.Positional[Path]
     """A job's folder, running or finished."""
     every: float = option(1.0, at_least=0.1, at_most=3600)
-    """Seconds between two looks."""
+    """Seconds between updates of the view."""
     once: bool = False
-    """Show it as it is and end."""
+    """Show the current state and exit."""
 
 
 def watch(arguments: Arguments) -> int:

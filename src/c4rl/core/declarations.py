@@ -67,7 +67,7 @@ def option(
 
 
 def declaration(field: "dataclasses.Field[Any]") -> Declaration:
-    """What `option` said of a field."""
+    """The declaration that `option` gave a field."""
     return field.metadata.get(_METADATA, Declaration())
 
 

@@ -58,7 +58,7 @@ def not_written(path: Path, error: Exception, folder: Path) -> OSError:
     """The error of a file of a job that could not be written: it says how to go on."""
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     number = error.errno if isinstance(error, OSError) and error.errno else errno.EIO
-    advice = f"when that is mended, continue with: {how_to_resume(folder)}"
+    advice = f"once that is fixed, continue with: {how_to_resume(folder)}"
     return OSError(number, f"could not be written ({reason}); {advice}", str(path))
 
 

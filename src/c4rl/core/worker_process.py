@@ -27,7 +27,7 @@ def worker_environment() -> dict[str, str]:
 
 class WorkerDied(Exception):
     def __init__(self, code: int) -> None:
-        super().__init__(f"a worker ended with exit code {code}; what it printed stands above")
+        super().__init__(f"a worker ended with exit code {code}; what it printed is above")
         self.code = code
 
 

@@ -59,7 +59,7 @@ class Allowance:
         needed = math.prod(shape) * dtype.itemsize
         if needed > self.left:
             found = f"has shape {shape}, {needed:,} bytes, in a file of {self.stored:,}"
-            raise problem(self.path, field, found, "an array that its file can hold and this machine's memory too")
+            raise problem(self.path, field, found, "an array that its file and this machine's memory can hold")
         return needed
 
 

@@ -31,7 +31,7 @@ class Dataset:
     source: str = ""  # the file it was read from
     sha256: str = ""  # of that file's bytes
     notes: tuple[str, ...] = ()  # what the reader changed, one sentence each
-    metadata: Mapping[str, Any] = field(default_factory=dict)  # what the file tells about itself: name, task, behaviour
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # from the file: name, task, behaviour
 
     def __post_init__(self) -> None:
         for value in vars(self).values():

@@ -89,5 +89,5 @@ def _append(file: PublishedFile, part: Path, done: int, progress: Callable[[int,
             raise ConnectionError(f"the server stopped after {done:,} of {file.size:,} bytes")
     except (urllib.error.URLError, TimeoutError, ConnectionError, HTTPException) as error:
         raise InputError(
-            f"{file.url}: cannot be downloaded now ({reason(error)}); run the command again to go on with {part}"
+            f"{file.url}: cannot be downloaded now ({reason(error)}); run the command again to resume {part}"
         ) from error

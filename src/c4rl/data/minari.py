@@ -205,7 +205,7 @@ def read_minari(file: Hdf5) -> Log:
     notes = []
     if layout[0][0]:
         described = " + ".join(part[1:] + (f"[:{width}]" if width else "") for part, width in layout)
-        notes.append(f"The dictionary observations were made one vector: {described}.")
+        notes.append(f"The dictionary observations were joined into one vector: {described}.")
     if len(goals) > 1:
         notes.append(f"The desired goal takes {len(goals)} values and is not part of the observation.")
     log = Log(

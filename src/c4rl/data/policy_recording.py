@@ -151,7 +151,7 @@ def _run(
         finally:
             idle.put(worker)
         if error is not None:
-            raise WorkFailed(f"recording {task.name}: {error}; the same command goes on from here")
+            raise WorkFailed(f"recording {task.name}: {error}; run the same command again to resume")
 
     threads = ThreadPoolExecutor(count)
     try:

@@ -45,7 +45,7 @@ def _weighting(returns: dict[str, Any]) -> Setting:
     if returns["spread"] == 0:
         return Setting(name, "no", "All trajectories have the same return.")
     if not returns["comparable"]:
-        reason = "Trajectories start apart, or one alone is long enough: returns do not compare them."
+        reason = "Trajectories start apart, or only one is long enough: their returns do not compare."
         return Setting(name, "no", f"{reason} The plug-in returns would draw all rows alike.")
     if gain < GAIN * abs(returns["best"]):
         return Setting(name, "no", f"{facts}: too little gain.")
@@ -59,7 +59,7 @@ def _stop(cloning: CloningCurve) -> Setting:
         reason = f"The held-out action error had not risen by update {last:,}, where the probe ended ({how})."
         return Setting("stop cloning at", f"{_rounded(last)} updates or later", reason)
     reason = (
-        f"The held-out action error is least at update {cloning.best:,}, and after the one advised it is more than "
+        f"The held-out action error is lowest at update {cloning.best:,}, and after the one advised it is more than "
         f"{TOLERATED:.1%} above that; scores fall later than it rises ({how})."
     )
     return Setting("stop cloning at", f"about {_rounded(cloning.stop)} updates", reason)

@@ -91,7 +91,7 @@ def _pictures(page: Page, moments: list[Moment], facts: RowFacts, method: str, w
     """A row for each colouring, a picture for each checkpoint."""
     page.section("Pictures", words)
     if len(moments) > 1:
-        page.text("Each picture begins where the one before it ended, and a cluster keeps its colour.", kind="faint")
+        page.text("Each picture starts from the previous one, and a cluster keeps its colour.", kind="faint")
     returns, time = quarters(facts.returns), quarters(facts.time)
     colourings = {
         "By cluster": ([moment.clusters.labels for moment in moments], [f"cluster {z}" for z in range(K)]),
@@ -122,7 +122,7 @@ def _picture(moment: Moment, labels: Array, names: list[str], title: str, method
 
 def _over_training(page: Page, moments: list[Moment], found: list[dict[str, Any]]) -> None:
     page.section("Over training", "The clusters, and Theorem 2's split of the cross-covariance C by them.")
-    headings = ("update", "clusters with 2% of the rows", "they explain of the returns' variance", "of the time's")
+    headings = ("update", "clusters with 2% of the rows", "they explain of the variance of returns", "of that of time")
     parts = [f"{part}_{size}" for part in ("within", "between") for size in ("trace", "frobenius")]
     rows = [
         [

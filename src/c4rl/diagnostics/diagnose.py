@@ -103,7 +103,7 @@ def render(found: dict[str, Any]) -> RenderableType:
     )
     first = runs[0]["terms"]
     table(
-        "The same by perturbing (first run)",
+        "A check by perturbing (first run)",
         ["measured", "A + B - C", "gap"],
         [[f"k = {p['k']:g}", p["measured"], p["linear"], f"{p['gap']:.1%}"] for p in first["by_step"]],
     )

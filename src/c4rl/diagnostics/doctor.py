@@ -131,9 +131,9 @@ def critic_sentences(critic: dict[str, Any]) -> list[str]:
         f"After {critic['updates']:,} updates of a small TD3+BC, successive gradients correlate by "
         f"{spectrum['normalised_trace']:.2f} (tr C over the root of both variances); C has an effective rank of "
         f"{spectrum['effective_rank']:.1f} of {spectrum['features']}.",
-        f"{clusters['effective_clusters']} clusters explain {clusters['explains_return']:.0%} of the returns' variance "
-        f"and {clusters['explains_time']:.0%} of the time's. Of tr C, {split['within_trace']:.3g} lies within clusters "
-        f"and {split['between_trace']:.3g} between them.",
+        f"{clusters['effective_clusters']} clusters explain {clusters['explains_return']:.0%} of the variance of "
+        f"returns and {clusters['explains_time']:.0%} of that of time. Of tr C, {split['within_trace']:.3g} lies "
+        f"within clusters and {split['between_trace']:.3g} between them.",
     ]
 
 

@@ -119,7 +119,7 @@ def _ends(dataset: Dataset, task: Task, several: bool) -> Iterator[Finding]:
     starts, stops = trajectory_slices(dataset)
     lengths, ended = stops - starts, dataset.terminals[stops - 1]
     if dataset.terminals.mean() > 0.5:
-        sentence = f"{dataset.terminals.mean():.0%} of the rows are terminals: are the flags the wrong way round?"
+        sentence = f"{dataset.terminals.mean():.0%} of the rows are terminals: are the flags inverted?"
         yield Finding("fault", "too_many_terminals", sentence)
     at = stops[:-1] - 1
     goes_on = (dataset.observations[at + 1] == dataset.next_observations[at]).all(1)
@@ -128,7 +128,7 @@ def _ends(dataset: Dataset, task: Task, several: bool) -> Iterator[Finding]:
             # Maze2D's goals change without a reset, so its episodes do go on
             sure = name == "terminal" or task.domain not in ("maze2d", "none")
             sentence = (
-                f"{int(some.sum())} {name}s fall inside an episode: the following row goes on from there "
+                f"{int(some.sum())} {name}s fall inside an episode: the following row continues from there "
                 f"(first after row {int(at[np.argmax(some)])})."
             )
             yield Finding("fault" if sure else "note", "ends_inside_episodes", sentence)
@@ -136,20 +136,20 @@ def _ends(dataset: Dataset, task: Task, several: bool) -> Iterator[Finding]:
     at_limit = int((ended & (lengths == longest)).sum())
     if longest > 1 and at_limit >= 3 and at_limit >= 0.1 * int((lengths > 1).sum()):
         sentence = (
-            f"{at_limit} trajectories of the greatest length, {longest}, all end by a terminal: a time limit must be a "
+            f"{at_limit} trajectories of the greatest length, {longest}, all end in a terminal: a time limit must be a "
             "time-out, or their last values are learned as 0."
         )
         yield Finding("fault", "terminals_at_time_limit", sentence)
     if task.domain not in ("none", "maze2d") and longest > task.horizon:
         sentence = (
-            f"A trajectory has {longest} rows, more than the {task.horizon} of an episode: a time-out is missing."
+            f"A trajectory has {longest} rows, more than the {task.horizon} steps of an episode: a time-out is missing."
         )
         yield Finding("fault", "missing_timeouts", sentence)
     short = int((lengths[lengths > 1] < 0.9 * longest).sum())
     if not dataset.terminals.any() and several and short >= FEW:
         falls = task.name.startswith(EPISODES_END)
-        why = "episodes of this task end by a fall." if falls else "do episodes of this task end?"
-        sentence = f"No terminal is marked, and {short} trajectories are 10% shorter than the longest or more: {why}"
+        why = "episodes of this task end in a fall." if falls else "do episodes of this task end?"
+        sentence = f"No terminal is marked, and {short} trajectories are at least 10% shorter than the longest: {why}"
         yield Finding("fault" if falls else "note", "missing_terminals", sentence)
 
 
@@ -161,7 +161,7 @@ def _transitions(dataset: Dataset, task: Task, several: bool) -> Iterator[Findin
     step = np.abs(dataset.next_observations[going] - dataset.observations[going])
     still = int((step == 0).all(1).sum())
     if still >= REPEATED * len(dataset):
-        sentence = f"{still} rows have the same observation before and after: nothing moved, or they are shifted."
+        sentence = f"{still} rows have the same observation before and after: nothing moved, or next ones are shifted."
         yield Finding("fault", "standing_still", sentence)
     usual = np.quantile(step, 0.99, axis=0)
     step, usual = step[:, usual > 0], usual[usual > 0]

@@ -261,7 +261,7 @@ class EvaluationPool:
     def _obituary(self, item: _Job, code: int) -> str:
         return (
             f"task '{self.task.name}': {MAX_DEATHS} evaluation workers died in episode {item.episodes[0]}, "
-            f"the last one with exit code {code}; what they printed stands above"
+            f"the last one with exit code {code}; what they printed is above"
         )
 
 

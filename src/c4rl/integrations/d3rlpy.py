@@ -41,12 +41,12 @@ def with_c4(algo: Any, dataset: Any, config: C4AnywhereConfig | None = None, see
     if not isinstance(algo.impl, DDPGBaseImpl):
         raise InputError(f"with_c4: found {type(algo).__name__}, expected TD3PlusBC, CQL or IQL (continuous actions)")
     if hasattr(algo.impl, MARK):
-        raise InputError("with_c4: this algorithm has C4 already, expected one that has not")
+        raise InputError("with_c4: this algorithm has C4 already, expected one without it")
     return ClusteredDataset(algo, dataset, C4AnywhereConfig() if config is None else config, seed)
 
 
 class ClusteredDataset:
-    """A d3rlpy dataset whose batches C4 chooses; everything else is the dataset's own. `c4`: rows, report and state."""
+    """A d3rlpy dataset whose batches C4 chooses; everything else is the dataset's own. `c4` has rows, report, state."""
 
     def __init__(self, algo: Any, dataset: Any, config: C4AnywhereConfig, seed: int) -> None:
         self._algo, self._dataset, self._impl = algo, dataset, algo.impl
@@ -75,9 +75,9 @@ class ClusteredDataset:
         return getattr(self._dataset, name)
 
     def sample_transition_batch(self, batch_size: int) -> Any:
-        """As d3rlpy's own, of C4's rows."""
+        """Like d3rlpy's own, but with the rows that C4 draws."""
         if self._algo.impl is not self._impl:
-            raise InputError("with_c4: the algorithm was built anew, expected the networks that C4 was given")
+            raise InputError("with_c4: the algorithm was rebuilt, expected the networks that C4 was given")
         rows = self.c4.rows(batch_size)
         batch = self._batch([self._transitions[row] for row in rows.tolist()])
         self._drawn = batch, rows

@@ -1,4 +1,4 @@
-"""C4's penalty for critics whose loss is computed elsewhere, at as little cost as can be (docs/integrations.md)."""
+"""C4's penalty for critics whose loss is computed elsewhere, at the least cost (docs/integrations.md)."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -39,11 +39,11 @@ class LossPenalty:
         return value + self.of(value, self.c4.last_rows)
 
     def recording(self) -> AbstractContextManager[None]:
-        """Around the critics' loss."""
+        """The context in which to compute the critics' loss: it records their features."""
         return self._features.recording() if self.c4.config.mode == "proxy" else nullcontext()
 
     def of(self, loss: Tensor, rows: Tensor) -> Tensor:
-        """λR. loss: the sum of the critics' losses on these rows."""
+        """λR of these rows. loss: the sum of the critics' losses on them."""
         c4, g, g_next = self.c4, None, None
         if not c4.weighted_penalty.is_zero:
             x, x_next = c4.x[rows], c4.x_next[rows]

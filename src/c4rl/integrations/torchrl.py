@@ -27,7 +27,7 @@ STATE = "c4.safetensors"  # of a sampler, in the folder of its buffer
 def with_c4(loss: Any, storage: Any, config: C4AnywhereConfig | None = None, seed: int = 0) -> Any:
     """The sampler for a replay buffer on this storage: single-cluster batches. Adds the penalty to the critic loss.
 
-    storage: holds all transitions, in the order of their trajectories and as the loss is to see them.
+    storage: holds all transitions, in the order of their trajectories and scaled as the loss should see them.
     """
     try:
         import torchrl.objectives
@@ -37,7 +37,7 @@ def with_c4(loss: Any, storage: Any, config: C4AnywhereConfig | None = None, see
     if not isinstance(loss, kinds):
         raise InputError(f"with_c4: found a {type(loss).__name__}, expected one of {', '.join(CRITIC_LOSSES)}")
     if hasattr(loss, MARK):
-        raise InputError("with_c4: this loss has C4 already, expected one that has not")
+        raise InputError("with_c4: this loss has C4 already, expected one without it")
     if not loss.delay_qvalue:
         raise InputError("with_c4: found delay_qvalue=False, expected True: C4 compares critics with their targets")
     if loss.reduction != "mean":
@@ -92,7 +92,7 @@ def _sampler_class() -> type:
             setattr(loss, MARK, self.c4)
 
         def _rows_of(self, batch: Any) -> Tensor:
-            """Which of the storage's rows a batch holds; batches are drawn ahead, so that it must say so itself."""
+            """Which of the storage's rows a batch holds: batches are drawn ahead, so each carries its indices."""
             if (rows := batch.get("index", None)) is None:
                 raise InputError(
                     "with_c4: found a batch without 'index', expected one of a TensorDictReplayBuffer with this sampler"

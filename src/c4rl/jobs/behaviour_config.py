@@ -44,7 +44,7 @@ class BehaviourConfig(Options):
     evaluation_episodes: int = option(5, at_least=0, at_most=1000)
     """Episodes of an evaluation; 0: none."""
     checkpoint_every: int = option(250_000, at_least=1, at_most=10**9)
-    """Steps between two checkpoints, from which a killed training goes on; they hold all rows."""
+    """Steps between two checkpoints, from which a killed training resumes; they hold all rows."""
     device: str = option("auto", incidental=True)
     """auto, cpu, cuda or cuda:N."""
 
@@ -52,7 +52,7 @@ class BehaviourConfig(Options):
         if self.envs % GROUP:
             raise InputError(f"--envs: found {self.envs}, expected a multiple of {GROUP}")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise InputError(f"--seeds: found {' '.join(map(str, self.seeds)) or 'none'}, expected different ones")
+            raise InputError(f"--seeds: found {' '.join(map(str, self.seeds)) or 'none'}, expected some, each once")
 
     @property
     def block_rows(self) -> int:

@@ -45,36 +45,37 @@ class TrainConfig(ActionBounds):
     output: Path = option(Path("runs/job"), incidental=True)
     """Folder of this job; must not exist. On the command line its default is runs/DATASET-PRESET (or -ALGORITHM)."""
     preset: str = option(NO_PRESET, choices=(NO_PRESET, BEST, PUBLISHED, *PRESETS), incidental=True)
-    """The defaults of the other flags; flags given with it win. best: what scored most on small data, the algorithm
-    included; published: the algorithm's own publication."""
+    """Sets the defaults of the other flags; flags that you give win. best: what scored most on small data, the
+    algorithm included; published: the settings of the algorithm's own publication."""
     plugins: tuple[str, ...] = option(("none",), choices=ChainMap[str, Any]({"none": None}, PLUGINS))
     """Plug-ins for the algorithm."""
     seeds: tuple[int, ...] = option((0,), at_least=0, at_most=MOST_SEED)
     """One run per seed; they train together."""
     sweep: tuple[str, ...] = option((), incidental=True)
-    """Options with several values each, as lambda=0.05,0.1,0.3 K=1,5: every combination is trained with every seed."""
+    """Options with several values each, such as lambda=0.05,0.1,0.3 K=1,5. Every combination is trained with every
+    seed."""
     points: tuple[str, ...] = option((), incidental=True)
-    """Settings to train, as lambda=0.1,K=5; each is trained with every combination of --sweep and every seed. On the
-    command line, a file holds them."""
+    """Settings to train, such as lambda=0.1,K=5. Each is trained with every combination of --sweep and every seed. On
+    the command line, a file holds them."""
     by_dataset: tuple[str, ...] = option((), incidental=True)
-    """Options with one value for each of several datasets, in their order, as lambda=0.1,0.3,0.5."""
+    """Options with one value for each dataset, in their order, such as lambda=0.1,0.3,0.5."""
     only: tuple[str, ...] = option((), incidental=True)
-    """Train only these runs of the job, by their names in files; all if not given."""
+    """Train only these runs of the job, by their names in files. Default: all."""
     updates: int = option(100_000, at_least=1, at_most=MOST)
-    """Gradient updates of each run's critic (of its policy, where there is none); other stages have options of their
+    """Gradient updates of each run's critic, or of its policy if it has no critic. Other stages have options of their
     own."""
     size: int | None = option(None, at_least=1, at_most=MOST)
-    """Rows to train on; all if not given."""
+    """Rows to train on. Default: all."""
     subset: SubsetKind = "trajectories"
-    """How --size rows are chosen: whole trajectories, single rows, trajectories with replacement, or those with the
-    index drift of the authors' release; thinned where states are well covered, of low return only, or narrow, near one
-    state only."""
+    """How --size rows are chosen. trajectories: whole ones; rows: single rows; with_replacement: trajectories with
+    replacement; authors: the same with the index drift of the authors' release; thinned: fewer rows where states are
+    well covered; low_return: trajectories of low return only; narrow: rows near one state only."""
     subset_seed: int = option(0, at_least=0, at_most=MOST_SEED)
     """Seed of that choice, the same for all runs so that methods compare on the same rows."""
     normalize_observations: bool = True
     """Centre and scale observations (std + 1e-3)."""
     observation_statistics: Literal["subset", "full"] = "subset"
-    """Rows that the normaliser sees: those trained on, or the whole file."""
+    """Rows that the normaliser is computed from: those trained on, or the whole file."""
     reward_scale: float = option(1.0, at_least=-1e6, at_most=1e6)
     """Training rewards are reward_scale * r + reward_shift; scores always use raw rewards."""
     reward_shift: float = option(0.0, at_least=-1e6, at_most=1e6)
@@ -88,43 +89,45 @@ class TrainConfig(ActionBounds):
     eval_seed: int = option(10_000, at_least=0, at_most=MOST_SEED)
     """Episode e is reset with seed eval_seed + e, the same for every run and evaluation."""
     eval_in_background: Literal["auto", "yes", "no"] = option("auto", incidental=True)
-    """Whether training continues while policies are evaluated; auto: on a GPU, since a CPU's cores would be shared."""
+    """Whether training continues while policies are evaluated. auto: only on a GPU, because on a CPU the two share
+    cores."""
     ensemble: int = option(0, at_least=0, at_most=10**6, incidental=True)
-    """Also score ensembles of so many seeds each, which play the mean of their actions; 0: none. Needs a simulator."""
+    """Also score ensembles of this many seeds each, which play the mean of their actions; 0: none. Needs a
+    simulator."""
     hold_out: float = option(0.1, at_least=0, below=1)
-    """With --task none or --select: share of the trajectories (of one long log: its end) that is not trained on but
-    measured on; 0: none."""
+    """With --task none or --select: share of the trajectories held out from training to measure errors on (of one long
+    log, its end); 0: none."""
     select: Literal["none", "held-out", "held-out-td"] = "none"
-    """Keep, of every run, the checkpoint with the least error on held-out trajectories, and the last one: the policy's
-    action error (good for cloning), or the critic's TD error (scored worse than no selection). It is then what
-    evaluate, export and ope take."""
+    """Also keep each run's checkpoint with the lowest error on held-out trajectories. held-out: the policy's action
+    error (good for cloning); held-out-td: the critic's TD error (scored worse than no selection). evaluate, export and
+    ope then use it by default."""
     log_every: int = option(500, at_least=1, at_most=MOST, incidental=True)
     """Updates between lines of metrics.jsonl, counted through all stages."""
     checkpoint_every: int = option(1000, at_least=1, at_most=MOST, incidental=True)
     """Updates between checkpoints: what a killed job may lose."""
     keep_checkpoints: int = option(0, at_least=0, at_most=1000, incidental=True)
-    """Also keep so many checkpoints, evenly spread over all updates, as checkpoint_UPDATE.safetensors: for pictures
-    over training (c4rl clusters)."""
+    """Also keep this many checkpoints, evenly spread over all updates, as checkpoint_UPDATE.safetensors. `c4rl
+    clusters` draws them."""
     checkpoint_seconds: float | None = option(None, at_least=0, at_most=1e6, incidental=True)
-    """Seconds that must have passed since the last checkpoint: what a fast job may lose when killed. Default: 10 on a
-    GPU, 0 on a CPU."""
+    """Least seconds between two checkpoints: what a fast job may lose when killed. Default: 10 on a GPU, 0 on a CPU."""
     device: str = option("auto", incidental=True)
     """auto, cpu, cuda, cuda:1, ..."""
     runs_per_launch: int | None = option(None, at_least=1, at_most=MOST_RUNS, incidental=True)
-    """The most runs of one launch; default: all that can share one on a GPU, as many as is fastest on a CPU. With
-    --engine ray a launch is what one node trains, so that fewer runs occupy more nodes."""
+    """The most runs of one launch (runs that train as one batch). Default: on a GPU, all that can share a launch; on a
+    CPU, as many as is fastest. With --engine ray one node trains a launch, so fewer runs per launch occupy more
+    nodes."""
     threads: int | None = option(None, at_least=1, at_most=4096, incidental=True)
-    """CPU threads, and processes that evaluate; default: as many threads as cores are free, a process per core."""
+    """CPU threads, and evaluation processes. Default: as many threads as cores are free, and one process per core."""
     cuda_graph: bool = option(True, incidental=True)
     """On a GPU: replay each update as one CUDA graph instead of launching its kernels one by one."""
     fused_kernels: bool = option(True, incidental=True)
-    """On a GPU: use this package's Triton kernels where they apply, PyTorch's own otherwise."""
+    """On a GPU: use this package's Triton kernels where they apply, and PyTorch's own elsewhere."""
     precision: str = option("fp32", choices=OFFERED, incidental=True)
-    """Matrix products on a GPU; bf16x3 is faster if they are large. No other mode has been shown to be harmless
-    (benchmarks/speed.md)."""
+    """Precision of matrix products on a GPU; bf16x3 is faster if they are large. No other mode has been shown to be
+    harmless (benchmarks/speed.md)."""
     monitor: bool = option(False, incidental=True)
     """Log the cross-covariance and Theorem 1's terms A, B and C, and at evaluations the cosines of the TD loss's
-    gradient, whatever the plug-ins. Costs under 2% of the time."""
+    gradient, with or without C4. Costs under 2% of the time."""
     options: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     """The algorithm's own options."""
     plugin_options: tuple[Any, ...] = ()
@@ -245,7 +248,7 @@ class TrainConfig(ActionBounds):
             raise InputError(f"{given}: {error}") from None
         if _lengths(point.stages) != _lengths(self.stages):
             flag = "--points" if self.points else "--sweep"
-            raise InputError(f"{flag}: {words} changes the length of a stage, expected runs that all take as long")
+            raise InputError(f"{flag}: {words} changes the length of a stage, expected runs of equal length")
 
 
 def _lengths(stages: tuple[Stage, ...]) -> list[Stage]:

@@ -29,8 +29,8 @@ class CorrectiveLabelsConfig(Options):
     corrective_weight: PerRun = option(1.0, at_least=0, at_most=1e6)
     """Weight of the squared error at corrected states in the actor's loss; logged states count 1 in bc and td3_bc."""
     corrective_bound: PerRun = option(0.5, at_least=0, at_most=1e6)
-    """Rows whose corrected state lies further from the logged one get none: root mean square over dimensions, in
-    normalised observations."""
+    """Rows whose corrected state lies farther than this from the logged one are left out: root mean square over
+    dimensions, in normalised observations."""
 
 
 class CorrectiveLabels(Plugin):

@@ -16,8 +16,7 @@ from c4rl.plugins.seams import CriticStep, Host, Plugin
 @dataclass(frozen=True)
 class DR3Config(Options):
     dr3_weight: PerRun = option(0.03, at_least=0, at_most=1e6)
-    """c0. 0.03 is DR3's for CQL on Atari; for other data 0.0001 to 0.3 is worth a search, as it scales with the
-    features."""
+    """c0. DR3 uses 0.03 for CQL on Atari. For other data search 0.0001 to 0.3: the penalty scales with the features."""
     dr3_next_action: Literal["backup", "data"] = "backup"
     """a': the action of the TD target (DR3's), or the logged next one."""
     dr3_stop_gradient: bool = False

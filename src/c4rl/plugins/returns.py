@@ -27,17 +27,17 @@ class ReturnsConfig(Options):
     return_top: PerRun = option(0.0, at_least=0, below=1)
     """Trajectories within this share of the best return are drawn as often as the best."""
     return_floor: PerRun = option(0.0, at_least=0, at_most=1)
-    """Share of the batch that is drawn from all rows alike."""
+    """Share of the batch that is drawn uniformly from all rows."""
     return_rows: PerRun = option(0.0, at_least=0, at_most=1)
-    """Share of all rows that must be left, counted as (sum w)² / sum w²: T rises until they are."""
+    """Least share of all rows that is effectively left, counted as (sum w)² / sum w²: T rises until it is."""
     return_starts: PerRun = option(START_SPREAD, at_least=0, at_most=1e6)
-    """Returns compare behaviours only between trajectories that start alike: where the variance of first observations
-    is this share of all observations' variance or more (median over dimensions), all rows are drawn alike."""
+    """Draw all rows alike if the variance of first observations is this share of all observations' variance or more
+    (median over dimensions): returns compare behaviours only if trajectories start alike."""
     return_cut: float = option(EXTRAPOLATED, at_least=0, at_most=1)
-    """A trajectory without a terminal, of at least this share of the longest one's length, was cut: it counts with its
-    mean reward over that length. 1: with its own return."""
+    """A trajectory without a terminal and with at least this share of the longest one's length counts as cut: its mean
+    reward extrapolates its return to that length. 1: off."""
     weighted_rows: Literal["actor", "all"] = "actor"
-    """Whose batches are drawn by return: the actor's alone, or the critics' too."""
+    """Whose batches are drawn by return: only the actor's, or the critics' too."""
 
 
 class Returns(Plugin):

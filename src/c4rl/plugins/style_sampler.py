@@ -22,7 +22,7 @@ class StyleSamplerConfig(StyleConfig):
     styles: int = option(5, at_least=1, at_most=1000)
     """m: behaviour policies that the trajectories are a mixture of; as many as C4 has clusters."""
     style_pool: int = option(40_000, at_least=2, at_most=1e9)
-    """Rows that batches are drawn from at a time; larger data are walked through pool by pool."""
+    """Rows that batches are drawn from at a time; larger datasets are used pool by pool."""
     style_period: int = option(200, at_least=1, at_most=1e9)
     """Updates between two pools, where there are several."""
 

@@ -33,7 +33,7 @@ class StyleConfig(Options):
     styles: int = option(3, at_least=1, at_most=1000)
     """m: behaviour policies that the trajectories are a mixture of."""
     trajectories_per_style: int = option(3, at_least=1, at_most=1e9)
-    """Data of few trajectories get fewer styles: at most one for each so many trajectories of five steps or more."""
+    """Trajectories (of five steps or more) that a style needs: datasets with few of them get fewer styles."""
     style_rounds: int = option(20, at_least=1, at_most=1e6)
     """EM rounds."""
     style_steps: int = option(200, at_least=1, at_most=1e9)
@@ -47,13 +47,13 @@ class StyleConfig(Options):
     style_width: int = option(256, at_least=1, at_most=100_000)
     """Units per hidden layer of that trunk."""
     style_temperature: float = option(0.05, above=0, at_most=1e6)
-    """T of the E-step, softmax(log p_i + l_i / T) with l_i the mean log-likelihood per step. Warm ones let all styles
-    melt into one: of eight random starts on hopper-medium-expert, T = 0.1 lost two so, T = 0.05 none."""
+    """T of the E-step, softmax(log p_i + l_i / T) with l_i the mean log-likelihood per step. High ones merge all styles
+    into one: on hopper-medium-expert in two of eight random starts with T = 0.1, in none with T = 0.05."""
     style_least_share: float = option(0.5, at_least=0, below=1)
-    """A style with less than this part of an equal share is started anew from the largest, in the first half of
-    the rounds; 0: never."""
+    """In the first half of the rounds, a style with less than this part of an equal share restarts from the largest
+    one; 0: never."""
     style_rows: int = option(200_000, at_least=1, at_most=1e9)
-    """Rows an E-step looks at; of larger data, every n-th step of each trajectory."""
+    """Rows that an E-step uses; of larger datasets it takes every n-th step of each trajectory."""
 
 
 class StyleDistributions(NamedTuple):

@@ -272,7 +272,7 @@ def run_jobs(jobs: Sequence[Job], store: Store, minutes: float) -> int:
         except Exception as error:  # other jobs may well succeed
             if not isinstance(error, InputError):
                 traceback.print_exc()
-            print(f"{output.name}: failed, going on with the next: {error}")
+            print(f"{output.name}: failed, continuing with the next: {error}")
             failed = True
             continue
         written = store.add(entries_of(output))
@@ -296,7 +296,7 @@ def run_jobs_on_ray(jobs: Sequence[Job], store: Store, minutes: float, options: 
                 old = was_begun(output)
                 found = ray_engine.begun_job(output, options) if old else ray_engine.new_job(job.config, options)
             except InputError as error:
-                print(f"{output.name}: failed, going on with the next: {error}")
+                print(f"{output.name}: failed, continuing with the next: {error}")
                 code = 1
                 continue
             if isinstance(found, dict):
@@ -307,7 +307,7 @@ def run_jobs_on_ray(jobs: Sequence[Job], store: Store, minutes: float, options: 
             if isinstance(end, dict):
                 add(one.config.output, end)
                 continue
-            print(f"{one.config.output.name}: {str(end).partition('; continue')[0]}; the same command goes on")
+            print(f"{one.config.output.name}: {str(end).partition('; continue')[0]}; run it again to resume")
             stopped = 3 if time.monotonic() >= deadline else 130
             code = max(code, stopped if isinstance(end, Interrupted) else 1)
     return code

@@ -303,7 +303,7 @@ def _limits(found: Provenance) -> str:
     rows = found.dataset_facts().get("rows")
     logged = f"{_count(rows)} logged rows" if rows else "logged rows"
     limits = [
-        f"Trained on {logged} alone. Away from their states the actions are extrapolated.",
+        f"Trained only on {logged}. Away from their states the actions are extrapolated.",
         "Deterministic; reads one observation and has no memory.",
     ]
     if found.task == "none":
@@ -313,7 +313,7 @@ def _limits(found: Provenance) -> str:
     if found.checkpoint == "selected":
         limits.append(f"Chosen {SELECTED_RULE}.")
     if found.checkpoint == "best":
-        limits.append("Chosen by its score in the simulator, so that the score is biased upwards.")
+        limits.append("Chosen by its score in the simulator, so the score is biased upwards.")
     if len(found.seeds) < 5:
         limits.append(
             f"Seeds differ widely on small data, and {len(found.seeds)} of them give a wide interval or none."

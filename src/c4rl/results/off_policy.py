@@ -80,7 +80,7 @@ def judge(
         if left[i]:
             warnings.append("leaves the data, not ranked: a constant action is much nearer to the logged ones")
         if abs(estimates.moved[i]) > moved_much:
-            warnings.append(f"not settled: moved by {estimates.moved[i]:.3g} in the last tenth; take more --updates")
+            warnings.append(f"not settled: moved by {estimates.moved[i]:.3g} in the last tenth; use more --updates")
         rows.append(
             {
                 "rank": None if left[i] else len(rows) + 1,

@@ -79,7 +79,7 @@ def table_text(
         rows, words = speed_rows(speed_table, measured), speed_caption(speed_table, measured)
     else:
         rows = index_rows(_opened(store), speeds)
-        words = f"Means over the sets that are here [95% interval] / the paper's; {MISSING}: not measured."
+        words = f"Means over the sets that were measured [95% interval] / the paper's; {MISSING}: not measured."
     if format == "csv":
         return csv(rows)
     return f"% {words}\n{latex(rows)}" if format == "latex" else f"{words}\n\n{markdown(rows)}"

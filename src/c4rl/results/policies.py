@@ -82,7 +82,7 @@ def open_job(folder: Path, checkpoint: str | None, allow_import: bool = False) -
 
 def _load_one(folder: Path, checkpoint: str | None, seed: int | None, name: str | None) -> tuple[Run, NumpyPolicy, Job]:
     if name is not None and seed is not None:
-        raise InputError(f"--seed: found {seed} with --run {name}, expected one of them")
+        raise InputError(f"--seed: found {seed} with --run {name}, expected only one of the two")
     job = open_job(folder, checkpoint, allow_import=True)  # nothing is simulated
     if name is None and seed is None:
         if not job.sound:
@@ -102,7 +102,7 @@ def _load_ensemble(
 ) -> tuple[list[Run], NumpyPolicy, Job]:
     """The runs of one setting that did not fail, and the policy of all."""
     if seed is not None:
-        raise InputError(f"--seed: found {seed} with --ensemble, expected one of them")
+        raise InputError(f"--seed: found {seed} with --ensemble, expected only one of the two")
     job = open_job(folder, checkpoint, allow_import=True)
     settings = by_group(job.sound)
     if name is not None:

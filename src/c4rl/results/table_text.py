@@ -13,9 +13,9 @@ from c4rl.training.summary import MARK
 MISSING = "–"
 OF_MANY = {  # what a table shows of several runs -> what that is
     "curve": "mean over sets at each evaluation [95% interval] (Student)",
-    "criteria": "means over seeds by the rule that chooses the checkpoint; the gap is that from last to best",
-    "differences": f"{OF_A_RUN['late']}; a row's mean minus that of the row named with it, ± half a 95% interval, "
-    "[95% interval] (Welch)",
+    "criteria": "means over seeds, by the rule that chooses the checkpoint; the gap is from last to best",
+    "differences": f"{OF_A_RUN['late']}; a row's mean minus that of the row it is compared against, ± half a 95% "
+    "interval, [95% interval] (Welch)",
 }
 FAR, FAR_MARK = 2, "‡"  # of the paper's standard deviations
 Rows = list[list[str]]  # of words, the first row the headings
@@ -29,10 +29,10 @@ def caption(table: ResultTable, filled: Filled, which: str) -> str:
     evaluation = f", {table.episodes} episodes per evaluation" if table.quantity == "score" else ""
     parts = [
         QUANTITIES[table.quantity],
-        f"{' or '.join(map(str, counts))} seeds, {table.updates:,} updates{evaluation}",
+        f"{_either(counts)} seeds, {table.updates:,} updates{evaluation}",
         (OF_A_RUN | OF_MANY)[which],
         "± half a 95% interval, [95% interval] (Student)" if plain else "",
-        "after the slash the paper's, ± its standard deviation" if plain and compared else "",
+        "after the slash the paper's number, ± its standard deviation" if plain and compared else "",
         f"physics {PHYSICS}" if table.quantity == "score" else "",
         _precisions(table, filled),
         f"{MISSING}: not measured",
@@ -44,6 +44,12 @@ def caption(table: ResultTable, filled: Filled, which: str) -> str:
     if any(entry.data["stopped"] for _, _, cell in cells for entry in cell.entries):
         parts.append(f"{MARK}: some runs failed and are scored as of their last good state")
     return f"{table.title}. {'; '.join(part for part in parts if part)}. {table.note}".rstrip()
+
+
+def _either(numbers: Sequence[int]) -> str:
+    """1, 2 or 3."""
+    *some, last = map(str, numbers)
+    return f"{', '.join(some)} or {last}" if some else last
 
 
 def _precisions(table: ResultTable, filled: Filled) -> str:
@@ -59,7 +65,8 @@ def _precisions(table: ResultTable, filled: Filled) -> str:
     (usual, _), *rarer = total.most_common()
     apart = {label: next(iter(counts)) for label, counts in used.items() if set(counts) != {usual}}
     if len(apart) <= 2 and all(len(used[label]) == 1 for label in apart):
-        return f"matrix products in {', '.join([usual, *(f'{name} for {label}' for label, name in apart.items())])}"
+        others = (f"{name} for '{label}'" for label, name in apart.items())
+        return f"matrix products in {', '.join([usual, *others])}"
     return f"matrix products in {usual} ({', '.join(f'{count} runs in {name}' for name, count in rarer)})"
 
 

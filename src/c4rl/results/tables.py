@@ -238,5 +238,5 @@ def left_out(table: ResultTable, filled: Filled) -> str:
     for method in table.methods:
         counts = {len(cell.entries) for task in table.measured if (cell := filled.get((method.label, task)))}
         if len(counts) > 1 and overall(table, filled, method, "last") is not None:
-            return "a mean over sets is of the first runs of each, as many as the set with the fewest has"
+            return "means over sets use equally many runs of each set, the first ones"
     return ""

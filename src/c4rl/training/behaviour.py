@@ -218,7 +218,7 @@ class BehaviourTraining:
             except (SafetensorError, OSError, RuntimeError, LookupError, TypeError, ValueError) as error:
                 raise InputError(
                     f"{self._checkpoint}: found no checkpoint of this training ({type(error).__name__}: {error}), "
-                    "expected the one that it wrote; delete it to begin anew"
+                    "expected the one that it wrote; delete it to start over"
                 ) from error
         with replacing(log) as temporary:
             temporary.write_text("".join(f"{line}\n" for line in kept))

@@ -166,7 +166,7 @@ def load_policy_file(
                     arrays | {"layers": np.array(fact.layers), "squash": np.array(fact.squash)}
                 )
             except KeyError as missing:
-                raise InputError(f"{path}: {prefix}{missing.args[0]} is missing, expected a whole policy") from None
+                raise InputError(f"{path}: {prefix}{missing.args[0]} is missing, expected a complete policy") from None
             if (misfit := policy.misfit()) is not None:
                 raise InputError(f"{path}: {text}: found {misfit}")
             policies[run] = policy
@@ -198,7 +198,7 @@ def _opened(path: Path, kind: str, framework: str = "pt") -> Any:
     try:
         file = safe_open(path, framework)
     except (SafetensorError, OSError) as error:
-        raise InputError(f"{path}: not a whole safetensors file ({error}), expected the {kind} of a run") from None
+        raise InputError(f"{path}: not a complete safetensors file ({error}), expected the {kind} of a run") from None
     metadata = file.metadata() or {}
     if metadata.get("kind") != kind or metadata.get("schema") != SCHEMA:
         found = f"kind {metadata.get('kind')}, schema {metadata.get('schema')}"

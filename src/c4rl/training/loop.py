@@ -67,7 +67,7 @@ def train(config: TrainConfig, console: Console | None = None) -> dict[str, Any]
 def resume(
     path: str | Path, console: Console | None = None, *, allow_import: bool = False, **changes: Any
 ) -> dict[str, Any]:
-    """Continue an interrupted job from its last checkpoint. changes: of `RESUMABLE` options."""
+    """Continue an interrupted job from its last checkpoint. changes: new values of `RESUMABLE` options."""
     path = Path(path)
     config = job_config(path, allow_import)
     if is_in_parts(path):

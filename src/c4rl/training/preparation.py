@@ -100,7 +100,7 @@ def _scaling(config: TrainConfig, train: Dataset, full: Dataset) -> Scaling:
     spread = float(returns.max() - returns.min())
     if spread == 0:
         raise InputError(
-            f"{config.dataset[0]}: --normalize-returns needs returns that differ, found {returns[0]:g} only"
+            f"{config.dataset[0]}: --normalize-returns needs returns that differ, found only {returns[0]:g}"
         )
     return replace(scaling, reward_scale=config.reward_scale * 1000 / spread)
 

@@ -59,14 +59,14 @@ def best_for(dataset: Dataset) -> tuple[Recipe, str]:
     recipe = RECIPES["values" if spread >= APART and gap < NEAR else "cloning"]
     if spread == math.inf:
         if dataset.trajectory_ids[-1] == 0:
-            return recipe, "There is one trajectory only: returns cannot be compared."
-        return recipe, "One trajectory alone is long enough, or no observation changes: returns cannot be compared."
+            return recipe, "There is only one trajectory: returns cannot be compared."
+        return recipe, "Only one trajectory is long enough, or no observation changes: returns cannot be compared."
     starts = f"First observations vary {spread:.2f} times as much as all observations (median over dimensions)"
     if spread < APART:
-        return recipe, f"{starts}, below {APART:g}: trajectories start alike, returns compare them."
-    near = f"below {NEAR:g}: they meet, values are learned"
-    far = f"not below {NEAR:g}: they hardly meet, cloning is safer"
-    states = f"states lie {gap:.2f} standard deviations from the nearest of another way, {near if gap < NEAR else far}"
+        return recipe, f"{starts}, below {APART:g}: trajectories start alike, so their returns compare."
+    near = f"below {NEAR:g}: paths meet, so values are learned"
+    far = f"not below {NEAR:g}: paths hardly meet, so cloning is safer"
+    states = f"states lie {gap:.2f} standard deviations from the nearest on another path, {near if gap < NEAR else far}"
     return recipe, f"{starts}, not below {APART:g}: trajectories start apart; {states}."
 
 

@@ -29,18 +29,18 @@ DRAWN_AHEAD = 50  # batches: a draw is many operations on few numbers
 
 @dataclass(frozen=True)
 class C4AnywhereConfig(ClusteringConfig, PenaltyConfig):
-    """What can be done from outside a loop; the actor's loss and the networks are the loop's own."""
+    """Options of C4 that work from outside a loop; the actor's loss and the networks stay the loop's own."""
 
 
 class C4Anywhere:
     """Single-cluster batches and the penalty for a loop of your own.
 
-    critic, target: map [B, s + a], or [B, s] and [B, a], to Q [B] or [B, 1]; the clusters are theirs. Which of the two
-    is read from their signature; `joined` overrules it, and the second form needs `action_dim`. Twin critics are two
-    critics. state_actions and next_state_actions: all rows of the data [N, s + a], the latter with the logged next
+    critic, target: map [B, s + a], or [B, s] and [B, a], to Q [B] or [B, 1]; rows are clustered by them. C4 reads which
+    of the two from their signature; `joined` overrides it, and the second form needs `action_dim`. Pass twin critics
+    one by one. state_actions and next_state_actions: all rows of the data [N, s + a], the latter with the logged next
     action; next_valid: [N], False where there is none. `from_transitions` finds the next actions itself.
-    In proxy mode the penultimate features are what enters the `nn.Linear` that gives Q; where Q is no such layer's
-    output, name the layer with `head`.
+    In proxy mode the penultimate features are the input of the `nn.Linear` whose output is Q; if Q is not the output of
+    such a layer, name the layer with `head`.
     """
 
     def __init__(
@@ -88,9 +88,9 @@ class C4Anywhere:
         terminals: Tensor,
         **options: Any,
     ) -> "C4Anywhere":
-        """For logs without next actions: rows in the order of their trajectories, [N, s], [N, a], [N, s] and [N].
+        """Build it from a log without next actions, in the order of its trajectories: [N, s], [N, a], [N, s] and [N].
 
-        A row's next action is that of the row below, where that one begins in the row's next state and the row is not
+        A row's next action is the next row's action, if that row begins in this row's next state and this row is not
         terminal. options: those of the class.
         """
         count, parts = len(states), (states, actions, next_states)
@@ -114,12 +114,12 @@ class C4Anywhere:
         return self.draw(batch_size)
 
     def refresh_when_due(self) -> None:
-        """Re-cluster where `period` batches were drawn since the last time: `rows` without the batch."""
+        """Re-cluster if `period` batches were drawn since the last time; `rows` does this too."""
         if self._updates - self._clustered_at >= self.config.period:
             self._refresh()
 
     def draw(self, batch_size: int) -> Tensor:
-        """`rows` from the clusters at hand: never looks at the critic, so that another thread may draw ahead."""
+        """Like `rows`, but from the present clusters: never evaluates the critic, so another thread may draw ahead."""
         self._updates += 1
         self.step.fill_(self._updates)
         if self.config.sampler == "uniform":
@@ -159,8 +159,8 @@ class C4Anywhere:
     ) -> Tensor:
         """λR of these rows, to be added to this critic's loss (td_loss is needed for lambda "auto").
 
-        rows: [B] indices, where batches are drawn ahead of their use; default those drawn last. features: [B, m], the
-        critic's penultimate ones at these rows, where the loop has them: proxy mode then does not compute them again.
+        rows: [B] indices, if batches are drawn ahead of their use; default those drawn last. features: [B, m], the
+        critic's penultimate features at these rows, if the loop has them: proxy mode then does not compute them again.
         """
         known = None if features is None or self.config.mode == "exact" else features.unsqueeze(0)
         return self.joint_penalty([(critic, target)], td_loss, rows, known)
@@ -177,7 +177,7 @@ class C4Anywhere:
 
         critics: each with its target. td_loss: the mean of their losses. g, g_next: the critics' penultimate features
         (proxy) or input gradients (exact) at these rows, [critics, B, m], and the targets' at the logged next actions,
-        where they are known.
+        if they are known already.
         """
         rows = self.last_rows if rows is None else rows
         if self.weighted_penalty.is_zero:
@@ -213,14 +213,14 @@ class C4Anywhere:
         return self._gradients(critic, x, create_graph=False).detach()
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and integers with which, and with its own networks, a stopped loop goes on unchanged."""
+        """Tensors and integers from which, with its own networks, a stopped loop continues unchanged."""
         state = {f"clustering.{name}": tensor.clone() for name, tensor in self.clustering.state().items()}
         rows = {} if self._rows is None else {"rows": self._rows.clone()}
         counts = {"updates": self._updates, "clustered_at": self._clustered_at}
         return {**counts, "averages": self.weighted_penalty.averages.clone(), **rows, **state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Of an object with the same options, seed and rows."""
+        """Restore the state of an object with the same options, seed and rows."""
         kept = {f"clustering.{name}": tensor for name, tensor in self.clustering.state().items()}
         kept["averages"] = self.weighted_penalty.averages
         for name in (*kept, "updates", "clustered_at"):

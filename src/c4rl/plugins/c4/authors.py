@@ -18,11 +18,12 @@ STATE_ACTION_STEPS = 100  # scikit-learn's limit, which the release leaves as it
 @dataclass(frozen=True)
 class AuthorsConfig(Options):
     initial_clusters: Literal["gradients", "state_action"] = "gradients"
-    """The first clusters: as all later ones, or (authors' release) of [s, a], drawn from equally often."""
+    """What the first clusters group: gradients, like all later ones, or (authors' release) [s, a], each cluster drawn
+    equally often."""
     trajectory_tails: bool = False
     """Authors' release: a cluster also holds what follows its last member in a trajectory; needs --sampler hard."""
     drop_small: bool = False
-    """Authors' release: clusters below max(256, N // max(K, 10)) rows are not drawn from."""
+    """Authors' release: clusters of fewer than max(256, N // max(K, 10)) rows are not drawn from."""
     next_features: Literal["target", "online"] = "target"
     """Network that gives g' when clustering (authors' release: online)."""
     average_critics: bool = False

@@ -33,7 +33,7 @@ class ClusteringConfig(Options):
     sampler: Literal["soft", "hard", "uniform"] = "soft"
     """Rows of a batch: with weights r_iz, by arg-max label, or from all rows (penalty alone)."""
     covariance: CovarianceKind = "full"
-    """Of the mixture's components."""
+    """Covariance of the mixture's components."""
     mixture_start: Literal["warm", "cold"] = "warm"
     """Each fit starts from the last one's responsibilities, or from k-means++."""
     em_steps: int = option(3, at_least=1, at_most=10_000)
@@ -41,7 +41,7 @@ class ClusteringConfig(Options):
     directions: int | None = option(16, at_least=1, at_most=100_000)
     """Proxy mode: principal directions of g' and of g each, on which the mixture is fitted; None: all."""
     pool: int = option(40_000, at_least=2, at_most=1e9)
-    """Rows per fit; larger data are walked through pool by pool."""
+    """Rows per fit; larger datasets are used pool by pool."""
 
 
 COLD_STEPS = 10

@@ -28,11 +28,11 @@ class PenaltyConfig(Options):
     lambda_: PerRun | Literal["auto"] = option(0.3, at_least=0, at_most=1e6)
     """Weight of the cross-covariance penalty; auto holds it at --lambda-fraction of the TD loss."""
     lambda_fraction: PerRun = option(0.1, at_least=0, at_most=1e6)
-    """With --lambda auto: the size of lambda R against the TD loss; large ones crush the critic (docs/c4.md)."""
+    """With --lambda auto: the size of lambda R relative to the TD loss; large values crush the critic (docs/c4.md)."""
     beta: PerRun = option(1.0, at_least=0, at_most=1e6)
     """Weight of (tr C)^2 against ||C||_F^2."""
     estimator: Estimator = "plugin"
-    """Of the penalty: the paper's, the unbiased one, or the authors' uncentred dot product."""
+    """Estimator of the penalty: the paper's, the unbiased one, or the authors' uncentred dot product."""
     scale: Scale = "raw"
     """The paper's sum over all m^2 entries of C, or that divided by m."""
 

@@ -27,8 +27,8 @@ from c4rl.plugins.seams import ActorStep, Host
 @dataclass(frozen=True)
 class DivergenceConfig(Options):
     divergence: Divergence = "kl_data"
-    """Between the policy and the behaviour model; kl_data is the likelihood of logged actions. chi_square may overflow;
-    renyi with --divergence-alpha 2, which is log(1 + chi_square), does not."""
+    """Divergence between the policy and the behaviour model; kl_data is the likelihood of logged actions. chi_square
+    may overflow; renyi with --divergence-alpha 2, which is log(1 + chi_square), does not."""
     divergence_weight: float = option(0.0, at_least=0, at_most=1e6)
     """Weight in the actor's loss; 0: no divergence term."""
     divergence_against: Literal["cluster", "mixture"] = "cluster"
@@ -36,7 +36,8 @@ class DivergenceConfig(Options):
     actor's batch from all clusters (--sampler uniform, --actor-rows uniform, rows chosen by the plug-in returns) is
     compared with the mixture."""
     divergence_gate: float | None = option(None, above=0, below=1)
-    """Act only where (s, π(s)) is less likely, by the mixture of g, than this share of the data; None: everywhere."""
+    """Apply the divergence only where the mixture's likelihood of g at (s, π(s)) is below this quantile of the batch's
+    own; None: everywhere."""
     divergence_alpha: float = option(0.5, above=0, at_most=100)
     """Order of the Renyi divergence."""
     divergence_samples: int = option(4, at_least=2, at_most=1000)

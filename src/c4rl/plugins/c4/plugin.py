@@ -25,9 +25,9 @@ class C4Config(ClusteringConfig, PenaltyConfig, DivergenceConfig, AuthorsConfig)
     """Gradients of Q with respect to its input (exact; scores more), or penultimate features (proxy, cheaper; as the
     paper runs it)."""
     actor_rows: Literal["cluster", "uniform"] = "uniform"
-    """Rows of the actor's batch: its own from all the data (Algorithm 1 says "critic minibatch"; scores more), or the
-    critics', from one cluster (as the section on clustered buffers argues, and --preset paper). The plug-in returns
-    chooses them instead, unless --weighted-rows is all."""
+    """Rows of the actor's batch. uniform: its own, from all the data (scores more); cluster: the critics', from one
+    cluster (as in the paper's section on clustered buffers, and in --preset paper). The plug-in returns chooses them
+    instead, unless --weighted-rows is all."""
 
     def check(self) -> None:
         super().check()

@@ -177,7 +177,7 @@ TABLES = (
         quantity="c4_effective_K",
         shows="table of effective clusters",
         headline=("CQL + C4, K 20",),
-        note="The paper does not say which set of a robot its number is of.",
+        note="The paper does not state which set of a robot its number is from.",
         **SCREENING,
     ),
     ResultTable(
@@ -268,7 +268,7 @@ TABLES = (
     ),
     ResultTable(
         "c4-parts",
-        "C4 on TD3+BC with α 10, where it raises scores, one of its settings changed at a time",
+        "C4 on TD3+BC with α 10, where it raises scores, with one of its settings changed at a time",
         PARTS,
         THREE,
         note="C4: K 5, λ 0.3, proxy, every 200 updates, the actor's own rows.",

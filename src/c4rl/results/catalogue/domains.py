@@ -11,7 +11,7 @@ from c4rl.results.catalogue.sets import QUALITIES
 from c4rl.results.tables import Method, ResultTable
 
 OTHER_DATA = (
-    "The paper's numbers are of D4RL's rows, ours of rows that we recorded (c4rl/...): **other data**, the same task. "
+    "The paper's numbers are from D4RL's rows, ours from rows that we recorded (c4rl/...): **other data**, same task. "
 )
 BUDGET = "BC and IQL have 10,000 updates, CQL 5,000, best 10,000 where it clones and 40,000 where it learns values."
 CQL_JOB = {"updates": 5000, "eval_every": 2500}  # an update costs as much as seven of TD3+BC

@@ -53,8 +53,8 @@ TABLES = (
         tasks_are_rows=True,
         shows="main table (10k rows)",
         headline=("TD3+BC", "CQL", PAPER.label, PAPER_CONTROL.label),
-        note="paper, authors, authors-fixed: presets of C4; a control is all of the preset but C4. BPPO accepts no "
-        "policy by the simulator; its value and cloning stages have 100,000 and 25,000 updates.",
+        note="paper, authors, authors-fixed: presets of C4; a control is all of the preset but C4. BPPO does not "
+        "use the simulator to accept policies; its value and cloning stages have 100,000 and 25,000 updates.",
     ),
     ResultTable(
         "c4-plugin",

@@ -91,7 +91,7 @@ def unweighted(base: Method) -> dict[str, Any]:
 TABLES = (
     ResultTable(
         "best-parts",
-        "--preset best with each of its parts left out, or one added, alone",
+        "--preset best with one part at a time left out or added",
         (
             RECIPE,
             replace(part("without weighting by returns"), plugins=("none",), options=unweighted(RECIPE)),
@@ -138,7 +138,7 @@ TABLES = (
     ),
     ResultTable(
         "mazes-again",
-        "The candidates of `mazes` with other seeds",
+        "Candidates of table `mazes`, repeated with other seeds",
         tuple(
             replace(method, paper=None, first=3, seeds=5, against="" if method.x == 5.0 else f"{FASTER.label}, α 5.0")
             for base, values in ((FASTER, (5.0,)), (LONGER, (10.0, 20.0)))
@@ -152,7 +152,7 @@ TABLES = (
     ),
     ResultTable(
         "values-parts",
-        "Values with best's weighting: critic cloning, whose rows are weighted, and larger batches with LayerNorm",
+        "TD3+BC with best's weighting, with one of its parts changed at a time",
         parts_of_values(
             replace(VALUES, label="TD3+BC, α 0.25", seeds=5),
             {
@@ -168,7 +168,7 @@ TABLES = (
     ),
     ResultTable(
         "mazes-parts",
-        "--preset best for trajectories that start apart, with parts other than they are",
+        "--preset best for trajectories that start apart, with one of its parts changed at a time",
         parts_of_values(
             replace(LONGER, label="best", first=3, seeds=5),
             {"without critic cloning": {"critic_cloning": 0.0}, "batches of 1,024": {"batch_size": 1024}},
@@ -224,7 +224,7 @@ TABLES = (
         EIGHT,
         updates=10_000,
         evaluations=1,
-        note="Seeds 50 to 59, of which every five make an ensemble; none of them chose anything.",
+        note="Seeds 50 to 59, not used to choose anything; every five make an ensemble.",
     ),
     ResultTable(
         "best-larger",

@@ -35,7 +35,8 @@ def _add_correlations(page: Page, runs: Sequence[tuple[str, Sequence[float | Non
             scores, *terms = zip(*whole, strict=True)
             found = (f"{name} {rank_correlation(scores, one):+.2f}" for name, one in zip(LETTERS, terms, strict=True))
             page.text(
-                f"Rank correlation with the {kind} over {len(whole)} runs: {', '.join(found)}. Few runs say little."
+                f"Rank correlation with the {kind} over {len(whole)} runs: {', '.join(found)}. With few runs this "
+                "means little."
             )
 
 

@@ -89,7 +89,7 @@ class Job:
 
 def read_jobs(folders: Sequence[Path]) -> list[Job]:
     if len({os.path.realpath(folder) for folder in folders}) < len(folders):
-        raise InputError("found a folder twice, expected different ones")
+        raise InputError("found a folder twice, expected each once")
     labels = dataset_labels([folder.absolute() for folder in folders])
     return [_read_job(folder, label, len(folders) > 1) for folder, label in zip(folders, labels, strict=True)]
 

@@ -29,10 +29,10 @@ def add_selection(page: Page, jobs: Sequence[Job], methods: Sequence[Method]) ->
         return
     page.section(
         "Held-out selection",
-        "The checkpoint of each run with the least error on trajectories that were not trained on. The simulator had "
-        "no say in it; best was chosen by the simulator.",
+        "The checkpoint of each run with the lowest error on held-out trajectories, chosen without the simulator; "
+        "best was chosen with it.",
     )
-    headings = ("run", "least", "selected update", "its value", "score there", "last score", "best score")
+    headings = ("run", "lowest", "selected update", "its value", "score there", "last score", "best score")
     page.table(headings, rows, folded="every run" if len(rows) > 12 else "")
     shown = [method for method in methods if method.folder in criteria][:PLOTTED]
     names = dict.fromkeys(criteria.values())
