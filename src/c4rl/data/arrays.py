@@ -30,16 +30,17 @@ OPTIONAL = ("next_observations", "next_actions", "next_action_valid", "terminals
 TRAJECTORY_IDS = ("trajectory_ids", "traj_id")
 BOUNDS = ("action_low", "action_high")
 METADATA = "metadata"
+KNOWN = (*REQUIRED, *OPTIONAL, *TRAJECTORY_IDS, *BOUNDS, METADATA)
 
 
-def _read(path: Path) -> dict[str, Array]:
-    """The known arrays of the file; others are not even decompressed."""
+def _read(path: Path) -> tuple[dict[str, Array], list[str]]:
+    """The known arrays of the file, and the names of the others, which are not even decompressed."""
     fields, allowance = {}, Allowance(path)
     with zipfile.ZipFile(path) as archive:
         stored: dict[str, list[zipfile.ZipInfo]] = {}
         for member in archive.infolist():
             stored.setdefault(member.filename.removesuffix(".npy"), []).append(member)
-        for name in (*REQUIRED, *OPTIONAL, *TRAJECTORY_IDS, *BOUNDS, METADATA):
+        for name in KNOWN:
             members = stored.get(name, [])
             if len(members) == 1:
                 fields[name] = _read_member(path, name, archive, members[0], allowance)
@@ -47,7 +48,7 @@ def _read(path: Path) -> dict[str, Array]:
                 raise problem(path, name, f"is in the archive {len(members)} times", "each array once")
             elif name in REQUIRED:
                 raise problem(path, name, f"is missing among {sorted(stored)}", f"the arrays {', '.join(REQUIRED)}")
-    return fields
+    return fields, sorted(stored.keys() - set(KNOWN))
 
 
 def _read_member(
@@ -93,7 +94,7 @@ def read_arrays(path: Path, task: Task | None = None) -> Log:
     next_actions with next_action_valid, action_low, action_high. Where neither time-outs nor trajectory ids are stored,
     a trajectory also ends wherever the following row does not begin at the stored next observation.
     """
-    fields = _read(path)
+    fields, unread = _read(path)
     raw_observations, raw_actions = fields.pop("observations"), fields.pop("actions")
     check_shapes(path, raw_observations, raw_actions, task)
     if task is not None:
@@ -115,7 +116,7 @@ def read_arrays(path: Path, task: Task | None = None) -> Log:
     }
     check_same_length(path, observations, **flags)
 
-    notes: list[str] = []
+    notes = [f"Arrays of other names are not read: {str(unread)[1:-1]:.200}."] if unread else []
     cuts = flags.get("timeouts", np.zeros(count, dtype=bool))
     id_name = next((name for name in TRAJECTORY_IDS if name in fields), None)
     if id_name is not None:
