@@ -62,7 +62,14 @@ def test_any_gymnasium_id_is_a_task_with_raw_returns() -> None:
 
 @pytest.mark.parametrize(
     ("name", "why"),
-    [("gym:CartPole-v1", "action space is Discrete"), ("gym:NoSuch-v9", "gymnasium cannot make it")],
+    [
+        ("gym:CartPole-v1", "action space is Discrete"),
+        ("gym:NoSuch-v9", "gymnasium cannot make it"),
+        (
+            "gym:no_such_module:Own-v0",
+            "found no Python module 'no_such_module', expected it installed",
+        ),
+    ],
 )
 def test_unusable_gymnasium_ids_are_refused_by_name(name: str, why: str) -> None:
     with pytest.raises(InputError, match=rf"{name}.*{why}"):

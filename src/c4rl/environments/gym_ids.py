@@ -33,5 +33,11 @@ def make_gym(environment: str, horizon: int | None = None) -> gymnasium.Env:
         try:
             # the checker only warns about the environment's code, and costs time in every evaluation
             return gymnasium.make(environment, max_episode_steps=horizon, disable_env_checker=True)
+        except ModuleNotFoundError as error:
+            absent = getattr(error.__cause__, "name", None) or error.name
+            raise InputError(
+                f"task 'gym:{environment}': found no Python module '{absent}', expected it installed, or its folder in "
+                "PYTHONPATH (PYTHONPATH=. c4rl ...)"
+            ) from error
         except (gymnasium.error.Error, ImportError) as error:
             raise InputError(f"task 'gym:{environment}': gymnasium cannot make it: {error}") from error

@@ -17,9 +17,11 @@ from c4rl.results.report.selection import add_selection
 from c4rl.results.report.settings import add_differences, add_timings
 
 
-def write_report(folders: Sequence[Path], path: Path, pictures: Sequence[tuple[Path, str]] = ()) -> None:
+def write_report(
+    folders: Sequence[Path], path: Path, pictures: Sequence[tuple[Path, str]] = (), allow_import: bool = False
+) -> None:
     """pictures: PNG files to show, with their captions."""
-    jobs = read_jobs(folders)
+    jobs = read_jobs(folders, allow_import)
     methods = [method for job in jobs for method in job.methods]
     higher = methods[0].score == "score"
     methods.sort(key=lambda m: (np.mean(m.late()) if m.curves else -math.inf) * (1 if higher else -1), reverse=True)
