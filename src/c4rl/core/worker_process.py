@@ -10,6 +10,7 @@ import select
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import IO, Any
@@ -100,8 +101,9 @@ class Parent:
 
 
 def described(error: Exception) -> str:
-    """For the parent, which reports whatever an environment raises."""
-    return f"{type(error).__name__}: {error}"
+    """For the parent, which reports whatever an environment raises, and where."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno})"
 
 
 def _write(stream: IO[bytes], message: Message, payload: bytes) -> None:
