@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from c4rl.core.errors import Interrupted
 from c4rl.plugins.c4.plugin import C4Config
 from c4rl.training.evaluation import HeldOutEvaluation
 from c4rl.training.launch import Launch
-from c4rl.training.loop import Interrupted, resume, train
+from c4rl.training.loop import resume, train
 from c4rl.training.timer import DeviceTimer
 from tests.helpers import small_config
 

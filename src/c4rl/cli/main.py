@@ -32,7 +32,7 @@ from c4rl.cli import (
     watch,
 )
 from c4rl.cli.parsing import Arguments
-from c4rl.core.errors import InputError, WorkFailed, printable
+from c4rl.core.errors import InputError, Interrupted, WorkFailed, printable
 from c4rl.core.extras import how_to_install
 from c4rl.core.version import __version__
 from c4rl.training.stopping import StopRequests
@@ -119,6 +119,9 @@ def main(arguments: Arguments | None = None) -> int:
     except WorkFailed as failure:
         print(f"c4rl: {printable(str(failure))}", file=sys.stderr)
         return 1
+    except Interrupted as stop:
+        print(f"c4rl: {printable(str(stop))}", file=sys.stderr)
+        return 130
     except ModuleNotFoundError as error:
         if (advice := how_to_install(error.name)) is None:
             raise

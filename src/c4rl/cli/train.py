@@ -203,11 +203,7 @@ def _run(job: Callable[[Any], dict[str, Any]], folder: Path) -> int:
     from c4rl.training import loop
     from c4rl.training.summary import failed_runs
 
-    try:
-        summary = job(loop)
-    except loop.Interrupted as stop:
-        print(f"c4rl: {stop}", file=sys.stderr)
-        return 130
+    summary = job(loop)
     print_summary(summary)
     _say(f"wrote {folder}")
     if (sentence := failed_runs(summary)) is not None:

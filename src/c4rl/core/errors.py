@@ -20,5 +20,9 @@ class InputError(Exception):
         super().__init__(printable(message))
 
 
+class Interrupted(Exception):
+    """A job was asked to stop, and everything is saved: exit code 130."""
+
+
 class WorkFailed(RuntimeError):
     """A process that was to simulate or train died, or its environment raised an exception: exit code 1."""

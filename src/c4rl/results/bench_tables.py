@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from c4rl.core.declarations import plain_name
-from c4rl.core.errors import InputError
+from c4rl.core.errors import InputError, Interrupted
 from c4rl.core.files import sha256_of
 from c4rl.data.loading import load_dataset
 from c4rl.environments.tasks import get_task
@@ -29,7 +29,7 @@ from c4rl.results.store import Entry, Store, entries_of
 from c4rl.results.table_text import short
 from c4rl.results.tables import RECORDED, Method, ResultTable, datasets, identities, recording_of, task_of
 from c4rl.training import ray_engine
-from c4rl.training.loop import Interrupted, resume, train
+from c4rl.training.loop import resume, train
 from c4rl.training.ray_engine import RayOptions
 from c4rl.training.run_directory import was_begun
 from c4rl.training.summary import failed_runs

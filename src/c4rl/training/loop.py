@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from c4rl.core.errors import InputError
+from c4rl.core.errors import InputError, Interrupted
 from c4rl.core.extras import how_to_install
 from c4rl.core.files import replacing, write_json
 from c4rl.core.typed_json import jsonable
@@ -43,10 +43,6 @@ from c4rl.training.snapshot import GoodStates
 from c4rl.training.stopping import StopRequests
 from c4rl.training.summary import FAILED, summarise
 from c4rl.training.timer import DeviceTimer
-
-
-class Interrupted(Exception):
-    """The job was asked to stop; everything is saved."""
 
 
 @threads_given_back()

@@ -18,11 +18,11 @@ from uuid import uuid4
 import torch
 from rich.console import Console
 
-from c4rl.core.errors import InputError
+from c4rl.core.errors import InputError, Interrupted
 from c4rl.core.files import read_json
 from c4rl.jobs.config import RESUMABLE, TrainConfig
 from c4rl.jobs.config_file import read_config, to_json
-from c4rl.training.loop import Interrupted, changed
+from c4rl.training.loop import changed
 from c4rl.training.parts import LaunchesFailed, drop_parts, is_in_parts, join, parts_of
 from c4rl.training.parts_display import Part, PartsDisplay
 from c4rl.training.preparation import Preparation, in_any_folder, prepare_all
