@@ -129,6 +129,8 @@ def test_the_exported_policy_needs_numpy_alone_and_fifteen_lines(executed: Path)
         "actions = load('my_policy.npz')(np.load('observations.npy'))\n"
         "assert not {'torch', 'c4rl', 'gymnasium'} & set(sys.modules)\n"
         "np.save('actions.npy', actions)\n"
+        "first = load('my_policy.npz')(np.load('observations.npy')[0])\n"  # an ensemble's axes look like a batch's
+        "assert first.shape == (2,) and np.allclose(first, actions[0], atol=1e-4)\n"
     )
     execute([sys.executable, "-c", f"{reader}\n{use}"], executed)
     actions = np.load(executed / "actions.npy", allow_pickle=False)

@@ -45,3 +45,8 @@ def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return getattr(import_module(_ROOMS[name]), name)
     raise AttributeError(f"module 'c4rl' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    """For completion, also before the rooms are open."""
+    return sorted({*globals(), *__all__})

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -416,6 +417,23 @@ def test_next_actions_are_found_within_trajectories_only() -> None:
         C4Anywhere.from_transitions(
             critic, critic, states[shuffled], actions[shuffled], next_states[shuffled], terminals[shuffled]
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "found"),
+    [
+        ("actions", torch.zeros(49, 1), r"\[50, 2\], \[49, 1\], \[50, 2\], \[50\]"),
+        ("actions", torch.zeros(50), r"\[50, 2\], \[50\], \[50, 2\], \[50\]"),
+        ("next_states", torch.zeros(50, 3), r"\[50, 2\], \[50, 1\], \[50, 3\], \[50\]"),
+        ("terminals", torch.zeros(49), r"\[50, 2\], \[50, 1\], \[50, 2\], \[49\]"),
+        ("states", np.zeros((50, 2)), r"ndarray, \[50, 1\], \[50, 2\], \[50\]"),
+    ],
+)
+def test_transitions_that_do_not_fit_together_are_refused(name: str, value: Any, found: str) -> None:
+    states = torch.randn(50, 2)
+    rows = {"states": states, "actions": torch.zeros(50, 1), "next_states": states.roll(-1, 0)}
+    with pytest.raises(InputError, match=f"terminals are {found}, expected tensors"):
+        C4Anywhere.from_transitions(Apart(), Apart(), **rows | {"terminals": torch.zeros(50)} | {name: value})
 
 
 def test_each_of_its_options_changes_what_it_does() -> None:

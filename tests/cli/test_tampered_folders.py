@@ -4,10 +4,12 @@ import json
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from safetensors import safe_open
@@ -316,6 +318,26 @@ def test_a_lock_that_is_a_link_never_empties_its_target(copy: Path, capsys: pyte
     assert precious.read_text() == "keep me"
 
 
+OWN_MODULE = """
+import gymnasium
+import numpy as np
+
+
+class Own(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-9, 9, (5,), np.float32)
+    action_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(5, np.float32), {}
+
+    def step(self, action):
+        return np.ones(5, np.float32), 1.0, False, False, {}
+
+
+gymnasium.register("Own-v0", Own, max_episode_steps=3)
+"""
+
+
 class TestModulesThatATaskImports:
     """gym:MODULE:ID runs code: only where the user typed it, or allows it."""
 
@@ -325,10 +347,21 @@ class TestModulesThatATaskImports:
         trace = tmp_path / "imported"
         (tmp_path / "planted_module.py").write_text(f"open({str(trace)!r}, 'w').close()\n")
         monkeypatch.syspath_prepend(tmp_path)
-        monkeypatch.delitem(__import__("sys").modules, "planted_module", raising=False)
+        monkeypatch.delitem(sys.modules, "planted_module", raising=False)
         return trace
 
-    @pytest.mark.parametrize("command", ["train --resume COPY", "evaluate COPY", "train --config COPY --output NEW"])
+    @pytest.mark.parametrize(
+        "command",
+        [
+            "train --resume COPY",
+            "train --config COPY --output NEW",
+            "evaluate COPY",
+            "ope COPY",
+            "report COPY --output NEW",
+            "diagnose COPY",
+            "clusters COPY --output NEW",
+        ],
+    )
     def test_are_not_imported_because_a_config_says_so(
         self, command: str, copy: Path, module: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -341,7 +374,7 @@ class TestModulesThatATaskImports:
         assert run(*words, "--allow-import") == 2  # what is imported registers no such environment
         err = capsys.readouterr().err
         assert "--allow-import" not in err and err.count("\n") == 1
-        assert module.exists() == (words[0] == "train")  # `evaluate` notices first that the config was edited
+        assert module.exists() == (words[0] not in ("evaluate", "ope"))  # they notice first that the config was edited
 
     def test_are_not_imported_to_take_a_policy_away(self, copy: Path, module: Path, tmp_path: Path) -> None:
         with_config(task="gym:planted_module:Trap-v0")(copy)
@@ -349,7 +382,33 @@ class TestModulesThatATaskImports:
             load_policy(copy)
         (copy / CHECKPOINT).unlink()
         assert load_policy(copy).act(np.zeros(4)).shape == (2,)
+        assert run("watch", copy, "--once") == 0
         assert not module.exists()
+
+    def test_their_jobs_are_looked_into_where_that_is_allowed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "own_module.py").write_text(OWN_MODULE)
+        monkeypatch.syspath_prepend(tmp_path)
+        data, job = save_npz(tmp_path / "good.npz"), tmp_path / "job"
+        shape = ("--hidden-layers", 1, "--hidden-width", 8, "--batch-size", 8)
+        flags = ("--updates", 2, "--eval-every", 2, "--eval-episodes", 1, "--seeds", 0, 1, *shape)
+        task = ("--task", "gym:own_module:Own-v0", "--dataset", data)
+        assert run("train", "--algorithm", "td3_bc", *task, *flags, "--output", job) == 0
+        monkeypatch.delitem(sys.modules, "own_module")
+        gymnasium.registry.pop("Own-v0")
+        assert run("watch", job, "--once") == 0
+        assert run("export", job, "--ensemble", "--distil", 1, "--output", tmp_path / "policy.npz") == 0
+        assert "own_module" not in sys.modules
+        for command in (
+            ("report", job, "--output", tmp_path / "report.html"),
+            ("diagnose", job, "--size", 50, "--save"),
+            ("clusters", job, "--output", tmp_path / "clusters.html", "--size", 50),
+            ("ope", job, "--updates", 100, "--resamples", 2, "--hidden-width", 8),
+            ("evaluate", job, "--episodes", 1),
+        ):
+            assert run(*command) == 2, command
+            assert run(*command, "--allow-import") == 0, command
 
     def test_are_imported_where_the_flag_was_typed(
         self, module: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -106,7 +106,11 @@ def set_to(index: object, value: object) -> Callable[[np.ndarray], np.ndarray]:
         ({"rewards": set_to(5, 3e7)}, "'rewards' holds values as large as 3.0e+07."),
         (
             {name: lambda s: s * np.float32([1, 1, 1e5]) for name in ("observations", "next_observations")},
-            "normalise states",
+            "--normalize-observations, the default",
+        ),
+        (
+            {name: lambda s: s * np.float32([1, 1, 1e-6]) for name in ("observations", "next_observations")},
+            "Observation columns 2 vary by less than 0.0001.",
         ),
         ({"next_observations": set_to(7, 0.0)}, "1 next observations differ from the following row"),
         ({"trajectory_ids": np.repeat([0, 1, 2], [60, 59, 1])}, "1 of 3 trajectories have a single row."),
@@ -120,6 +124,13 @@ def test_what_looks_wrong_is_said(arrays: Make, save: Save, changes: dict[str, o
     description = describe(load_dataset(save(spoiled(arrays, **changes))))
     assert any(sentence in warning for warning in description["warnings"]), description["warnings"]
     assert sentence[:20] in text_of(description)
+
+
+def test_columns_that_normalising_lets_be_seen_are_not_called_faint(arrays: Make, save: Save) -> None:
+    raw = spoiled(arrays, observations=lambda s: s * np.float32([1, 1, 1e-3]) + np.float32([0, 0, 5]))
+    raw["observations"][:, 1] = 3.0  # constant: it has a finding of its own
+    warnings = describe(load_dataset(save(raw)))["warnings"]
+    assert not any("vary by less" in warning for warning in warnings), warnings
 
 
 def test_duplicate_rows_are_counted(dataset: Dataset) -> None:

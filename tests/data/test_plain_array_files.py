@@ -1,5 +1,6 @@
 """npz files: real reduced D4RL sets, round trips, recovered trajectories, clear refusals."""
 
+import contextlib
 import pickle
 import warnings
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import pytest
 
 from c4rl.core.errors import InputError
 from c4rl.data import Dataset, load_dataset, row_subset, trajectory_subset
+from tests.documents import ROOT, blocks
 
 Arrays = dict[str, np.ndarray]
 Make = Callable[..., Arrays]
@@ -153,6 +155,18 @@ class Payload:
         return (Path.touch, (self.path,))
 
 
+def test_arrays_of_other_names_are_named(arrays: Make, save: Save) -> None:
+    notes = load_dataset(save(arrays([4, 3]), dones=np.zeros(7), **{"a\nb": np.zeros(7)})).notes
+    assert notes == (r"Arrays of other names are not read: 'a\nb', 'dones'.",)
+    assert load_dataset(save(arrays([4, 3]), action_low=-1, traj_id=np.zeros(7))).notes == ()
+
+
+def test_nothing_left_out_is_not_mentioned(arrays: Make, save: Save) -> None:
+    for terminal, left_out in ((True, 0), (False, 1)):
+        notes = load_dataset(save(arrays([4, 3], [True, terminal]), next_observations=None)).notes
+        assert (f"{left_out} of 7 rows" in notes[-1]) is bool(left_out) and "no next observations" in notes[-1]
+
+
 def test_pickled_content_is_never_opened(arrays: Make, save: Save, tmp_path: Path) -> None:
     trap = np.array([Payload(tmp_path / "opened")], dtype=object)
     with pytest.raises(InputError, match=r"'rewards' holds Python objects .* unpickled, which is refused"):
@@ -170,7 +184,7 @@ def test_pickled_content_is_never_opened(arrays: Make, save: Save, tmp_path: Pat
         ({"actions": np.zeros(7, dtype=np.int64)}, "discrete actions are not supported"),
         ({"actions": np.zeros((7, 1), dtype=np.int32)}, "discrete actions are not supported"),
         ({"actions": np.arange(7.0)}, "discrete actions are not supported"),
-        ({"actions": np.linspace(0, 1, 7)}, r"'actions' has shape \(7,\); expected \[N, a\]"),
+        ({"actions": np.linspace(0, 1, 7)}, r"'actions' has shape \(7,\); expected \[N, a\], also where a is 1"),
         ({"observations": np.zeros((7, 4, 4))}, "image observations are not supported"),
         ({"observations": np.zeros((0, 3)), "actions": np.zeros((0, 2))}, "'observations' has no rows"),
         ({"observations": np.zeros((7, 3), dtype=complex)}, "dtype complex128; expected real numbers"),
@@ -207,3 +221,19 @@ def test_values_that_are_not_finite_are_located(arrays: Make, save: Save, field:
     raw[field][5] = value
     with pytest.raises(InputError, match=f"'{field}' holds {value} first in row 5, in 1 of 7 rows"):
         load_dataset(save(raw))
+
+
+def test_the_page_turns_a_table_with_broken_rows_into_steps_that_were_taken(tmp_path: Path) -> None:
+    (page,) = (block.code for block in blocks((ROOT / "docs/data.md").read_text()) if block.language == "python")
+    lines = ["day,minute,level,wanted,demand,valve,reward"]
+    lines += [f"{day},{t},{100 * day + t},50,{t % 3},{t / 10},{-t}" for day in range(2) for t in range(10)]
+    lines[4] = lines[4].replace(",50,", ",,")  # day 0, minute 3: nothing was measured
+    lines[15] = lines[15].rsplit(",", 1)[0] + ",nan"  # day 1, minute 4
+    (tmp_path / "log.csv").write_text("\n".join(lines))
+    with contextlib.chdir(tmp_path):
+        exec(compile(page, "docs/data.md", "exec"), {})
+    data = load_dataset(tmp_path / "log.npz")
+    assert data.next_observations[:, 0].tolist() == (data.observations[:, 0] + 1).tolist()
+    levels = [data.observations[data.trajectory_ids == i, 0].tolist() for i in range(4)]
+    assert levels == [[0, 1], [4, 5, 6, 7, 8], [100, 101, 102], [105, 106, 107, 108]]
+    assert data.trajectory_ids.max() == 3 and data.rewards[:2].tolist() == [0, -1]

@@ -1,6 +1,7 @@
 """`c4rl doctor` from flags to verdict; its probes on small data."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -155,14 +156,15 @@ def test_returns_of_any_size_are_told_apart(tmp_path: Path) -> None:
 def test_observations_of_different_scales_are_to_be_normalised(tmp_path: Path) -> None:
     arrays = sound_arrays()
     values = []
-    for factor in (1.0, 50.0):
+    for factor in (1.0, 50.0, 1e10):
         scale = np.array([1, 1, 1, 1, factor], np.float32)
         scaled = {name: arrays[name] * scale for name in ("observations", "next_observations")}
         np.savez(tmp_path / "data.npz", **arrays | scaled)
         dataset = load_dataset(tmp_path / "data.npz")
         (*_, setting) = advise(describe_returns(dataset, get_task("none")), describe_coverage(dataset), None)
         values.append(setting.value)
-    assert values == ["no need", "yes"]
+    assert values == ["no need", "yes", "yes"]
+    assert re.search(r" is \d(\.\d+)?e\+\d+ times the smallest", setting.reason), setting.reason
 
 
 # -- the probes

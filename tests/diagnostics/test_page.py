@@ -106,3 +106,24 @@ def test_a_browser_draws_it_without_errors_or_requests_and_its_controls_work(wid
     assert found["dashes"] == found["keys"] and len(set(found["keys"])) == 2, "lines differ in grey, and in the legend"
     assert found["themes"][0] != found["themes"][1]
     assert not found["wide"]  # no sideways scrolling
+
+
+PRINTED = """
+const figures = [...document.querySelectorAll("figure[data-plot]")];
+const empty = () => figures.filter(f => !f.querySelector("svg path, svg rect, svg circle")).length;
+const before = empty();
+dispatchEvent(new Event("beforeprint"));
+dispatchEvent(new Event("beforeprint"));
+const rules = [...document.styleSheets[0].cssRules].filter(rule => rule.media && rule.media.mediaText === "print");
+const hidden = rules.flatMap(rule => [...rule.cssRules]).map(rule => rule.selectorText).join(", ");
+const hides = name => document.querySelector(name).matches(hidden);
+return {before, after: empty(), names: figures[0].querySelectorAll(".legend button").length,
+  last: figures.at(-1).querySelectorAll(".legend button").length, hides: [hides(".legend button"), hides("#theme")]};
+"""
+
+
+def test_a_printed_page_has_every_plot_and_the_names_of_its_lines(tmp_path: Path) -> None:
+    found = visit(make_page(tmp_path / "page.html"), PRINTED)["found"]
+    assert found["before"] > 0 and found["after"] == 0
+    assert (found["names"], found["last"]) == (2, 1)  # set up once each
+    assert found["hides"] == [False, True]

@@ -1,5 +1,7 @@
 """c4rl.train called from someone's own program."""
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -13,7 +15,9 @@ import pytest
 import torch
 
 import c4rl
+from c4rl.algorithms.bc import BCConfig
 from c4rl.data.recording import record
+from c4rl.plugins.dr3 import DR3Config
 from c4rl.training.loop import Trainer
 from tests.cli.support import assert_same_tensors, save_npz
 from tests.helpers import small_config
@@ -77,6 +81,31 @@ def test_values_of_another_type_are_refused(name: str, value: Any, found: str) -
     flag = name.replace("_", "-")
     with pytest.raises(c4rl.InputError, match=f"^--{flag}: found {found}, expected"):
         small_config("bc", **{"dataset": Path("logs.npz"), name: value})
+
+
+def test_one_value_where_several_belong_is_refused_as_such() -> None:
+    with pytest.raises(c4rl.InputError, match=r"^--seeds: found 0, expected a tuple: a whole number .* each$"):
+        small_config("bc", dataset=Path("logs.npz"), seeds=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({"options": BCConfig()}, "BCConfig and C4Config"),
+        ({"options": {"alpha": 1}}, "dict and C4Config"),
+        ({"plugin_options": ()}, "TD3BCConfig"),
+        ({"plugin_options": DR3Config()}, "TD3BCConfig and DR3Config"),
+    ],
+)
+def test_options_of_another_method_are_refused(given: dict[str, Any], found: str) -> None:
+    expected = rf"^options, plugin_options: found {found}, expected TD3BCConfig and C4Config$"
+    with pytest.raises(c4rl.InputError, match=expected):
+        c4rl.empty_config("td3_bc", ("c4",), dataset=Path("logs.npz"), output=Path("job"), **given)
+
+
+def test_every_public_name_is_offered_for_completion() -> None:
+    code = "import sys, c4rl; assert {*c4rl.__all__} <= {*dir(c4rl)}; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_what_cannot_change_is_refused(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ class Flags(Options):
     """Gradients of Q with respect to its input, or penultimate features."""
     size: int = option(1000, at_least=10, at_most=20_000)
     """Rows to draw; with more than 2,000, principal components replace t-SNE."""
+    allow_import: bool = False
+    """Import the module that the job's task names (gym:MODULE:ID): its code runs."""
 
 
 def clusters(arguments: Arguments) -> int:
@@ -34,6 +36,8 @@ def clusters(arguments: Arguments) -> int:
     from c4rl.training.run_directory import check_new_file
 
     check_new_file("output", flags.output)
-    found = write_cluster_page(flags.folder, flags.output, flags.run, flags.K, flags.mode, flags.size)
+    found = write_cluster_page(
+        flags.folder, flags.output, flags.run, flags.K, flags.mode, flags.size, flags.allow_import
+    )
     print(f"wrote {flags.output}: {found['effective_clusters']} clusters hold 2% of the rows or more")
     return 0

@@ -23,6 +23,8 @@ class Flags(Options):
     """Write diagnostics.json into the folder, for `c4rl report`."""
     json: bool = False
     """Print JSON."""
+    allow_import: bool = False
+    """Import the module that the job's task names (gym:MODULE:ID): its code runs."""
 
 
 def diagnose(arguments: Arguments) -> int:
@@ -33,7 +35,7 @@ def diagnose(arguments: Arguments) -> int:
     from c4rl.diagnostics.diagnose import diagnose as look_into
     from c4rl.diagnostics.diagnose import render, save
 
-    found = look_into(flags.folder, flags.run, flags.size)
+    found = look_into(flags.folder, flags.run, flags.size, flags.allow_import)
     if flags.save:
         save(found, flags.folder)
     if flags.json:

@@ -30,6 +30,8 @@ class Flags(Options):
     """auto, cpu, cuda, cuda:1, ..."""
     json: Path | None = None
     """Also write the result to this new file."""
+    allow_import: bool = False
+    """Import the module that a job's task names (gym:MODULE:ID): its code runs."""
 
 
 def ope(arguments: Arguments) -> int:
@@ -51,7 +53,13 @@ def ope(arguments: Arguments) -> int:
         check_new_file("json", flags.json)
     shown = iter(track(range(config.updates), "updates", console=Console(stderr=True), transient=True))
     result = judge(
-        flags.folders, config, flags.checkpoint, flags.dataset, flags.device, lambda update: next(shown, None)
+        flags.folders,
+        config,
+        flags.checkpoint,
+        flags.dataset,
+        flags.device,
+        lambda update: next(shown, None),
+        flags.allow_import,
     )
     console = Console()
     table = Table(

@@ -16,6 +16,8 @@ class Flags(Options):
     """Folders of jobs, running or finished; several are compared."""
     output: Path = Path("report.html")
     """New HTML file, which opens from disk."""
+    allow_import: bool = False
+    """Import the module that a job's task names (gym:MODULE:ID): its code runs."""
 
     def check(self) -> None:
         if not self.folders:
@@ -30,6 +32,6 @@ def report(arguments: Arguments) -> int:
     from c4rl.training.run_directory import check_new_file
 
     check_new_file("output", flags.output)
-    write_report(flags.folders, flags.output)
+    write_report(flags.folders, flags.output, allow_import=flags.allow_import)
     print(f"wrote {flags.output} ({flags.output.stat().st_size / 1e6:.2f} MB)")
     return 0

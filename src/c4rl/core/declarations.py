@@ -121,7 +121,8 @@ def check_value(field: "dataclasses.Field[Any]", value: Any) -> None:
             holds = fits and (not isinstance(one, int | float) or isinstance(one, bool) or declared.holds(one))
         if not holds:
             found = f"'{one}'" if isinstance(one, str) else f"{one:g}" if isinstance(one, float) and fits else one
-            raise InputError(f"--{flag_of(field.name)}: found {found}, expected {expected(field)}")
+            several = "a tuple: " if is_tuple(field.type) and not isinstance(value, tuple) else ""
+            raise InputError(f"--{flag_of(field.name)}: found {found}, expected {several}{expected(field)}")
     if isinstance(value, tuple) and not value and declared.bounds:
         raise InputError(f"--{flag_of(field.name)}: found none, expected {expected(field)}")
 

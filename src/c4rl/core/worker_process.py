@@ -10,6 +10,7 @@ import select
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import IO, Any
@@ -102,8 +103,11 @@ class Parent:
 
 
 def described(error: BaseException) -> str:
-    """For the parent, which reports whatever an environment raises."""
-    return str(error).removesuffix(".") if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+    """For the parent, which reports whatever an environment raises, and where."""
+    if isinstance(error, InputError):
+        return str(error).removesuffix(".")
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno})"
 
 
 def _write(stream: IO[bytes], message: Message, payload: bytes) -> None:

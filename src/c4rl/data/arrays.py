@@ -29,17 +29,17 @@ OPTIONAL = ("next_observations", "next_actions", "next_action_valid", "terminals
 TRAJECTORY_IDS = ("trajectory_ids", "traj_id")
 BOUNDS = ("action_low", "action_high")
 METADATA = "metadata"
+KNOWN = (*REQUIRED, *OPTIONAL, *TRAJECTORY_IDS, *BOUNDS, METADATA)
 
 
 def _read(path: Path) -> tuple[dict[str, Array], list[str]]:
     """The known arrays of the file, and the names of others, which are not even decompressed."""
     fields, allowance = {}, Allowance(path)
-    known = (*REQUIRED, *OPTIONAL, *TRAJECTORY_IDS, *BOUNDS, METADATA)
     with zipfile.ZipFile(path) as archive:
         stored: dict[str, list[zipfile.ZipInfo]] = {}
         for member in archive.infolist():
             stored.setdefault(member.filename.removesuffix(".npy"), []).append(member)
-        for name in known:
+        for name in KNOWN:
             members = stored.get(name, [])
             if len(members) == 1:
                 fields[name] = _read_member(path, name, archive, members[0], allowance)
@@ -48,7 +48,7 @@ def _read(path: Path) -> tuple[dict[str, Array], list[str]]:
             elif name in REQUIRED:
                 found = f"is missing among {some(sorted(stored))}"
                 raise problem(path, name, found, f"the arrays {', '.join(REQUIRED)}")
-    return fields, sorted(stored.keys() - set(known))
+    return fields, sorted(stored.keys() - set(KNOWN))
 
 
 def _read_member(

@@ -102,9 +102,10 @@ def _rows_with_successor(log: Log, ends: Array) -> Array:
     if len(rows) == 0:
         found = f"has {len(ends)} rows, none followed by another row of its trajectory"
         raise problem(log.source, "observations", found, "longer trajectories, or 'next_observations' in the file")
+    left_out = f"{len(ends) - len(rows)} of {len(ends)} rows, which no row of their trajectory follows, were left out"
     log.notes.append(
-        f"The file has no next observations: each is the following row's, and {len(ends) - len(rows)} of {len(ends)} "
-        "rows, which no row of their trajectory follows, were left out."
+        "The file has no next observations: each is the following row's"
+        + (f", and {left_out}." if len(rows) < len(ends) else ".")
     )
     return rows
 

@@ -84,7 +84,7 @@ def check_shapes(source: object, observations: Any, actions: Any) -> None:
     if actions.dtype.kind in "iub":
         found = f"has dtype {actions.dtype}: discrete actions are not supported"
         raise problem(source, "actions", found, "continuous actions, floats of shape [N, a]")
-    expected = {"observations": "[N, s]", "actions": "[N, a] (discrete actions are not supported)"}
+    expected = {"observations": "[N, s]", "actions": "[N, a], also where a is 1 (discrete actions are not supported)"}
     for field, values in (("observations", observations), ("actions", actions)):
         if values.ndim != 2 or 0 in values.shape[1:]:
             raise problem(source, field, f"has shape {values.shape}", expected[field])

@@ -21,6 +21,7 @@ STD_OFFSET = 1e-3  # added to the standard deviation of states, as in every D4RL
 AT_BOUND = 1e-3  # an action this near to its bound, relative to the range, counts as saturated
 OUTLIER = 1e6
 SCALE_RATIO = 1e4
+FAINT = 1e-4  # standard deviation of a column that STD_OFFSET leaves below a tenth of the others once normalised
 NAMED = 8  # columns that a sentence lists
 
 
@@ -97,7 +98,14 @@ def findings(dataset: Dataset, description: dict[str, Any]) -> dict[str, str]:
     varying = np.delete(std, constant)
     if len(varying) and varying.max() > SCALE_RATIO * varying.min():
         found["scales"] = (
-            f"Observation columns differ in scale by a factor of {varying.max() / varying.min():.0e}: normalise states."
+            f"Observation columns differ in scale by a factor of {varying.max() / varying.min():.0e}: train with "
+            "--normalize-observations, the default."
+        )
+    faint = np.setdiff1d(np.flatnonzero(std < FAINT), constant)
+    if rows > 1 and len(faint):
+        found["faint_observations"] = (
+            f"Observation columns {_some(faint)} vary by less than {FAINT:g}. Normalising divides by std + "
+            f"{STD_OFFSET:g}, so networks hardly see them: store them in smaller units."
         )
     for name in ("observations", "next_observations", "rewards"):
         extremes = description["ranges"][name]

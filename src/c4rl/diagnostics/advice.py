@@ -30,7 +30,7 @@ def advise(returns: dict[str, Any], coverage: dict[str, Any], cloning: CloningCu
     if cloning is not None:
         settings.append(_stop(cloning))
     ratio = coverage["scale_ratio"]
-    reason = f"The largest standard deviation of an observation is {ratio:,.1f} times the smallest."
+    reason = f"The largest standard deviation of an observation is {number(ratio)} times the smallest."
     return [*settings, Setting("normalise observations", "yes" if ratio > SCALES else "no need", reason)]
 
 

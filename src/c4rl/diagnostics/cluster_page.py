@@ -55,14 +55,20 @@ def named_as(labels: Array, before: Array, K: int) -> Array:
 
 
 def write_cluster_page(
-    folder: Path, path: Path, run: str | None = None, K: int = 5, mode: Mode = "exact", size: int = 1000
+    folder: Path,
+    path: Path,
+    run: str | None = None,
+    K: int = 5,
+    mode: Mode = "exact",
+    size: int = 1000,
+    allow_import: bool = False,
 ) -> dict[str, Any]:
     """Of one run, at its kept checkpoints or the last one; returns what its last clusters are made of."""
-    run = run if run is not None else file_name(runs_of(job_config(folder))[0].key)
+    run = run if run is not None else file_name(runs_of(job_config(folder, allow_import))[0].key)
     moments: list[Moment] = []
     kept: list[int | None] = [*RunDirectory(folder).kept_checkpoints()]
     for update in kept or [None]:
-        launch, preparation, config = restore(folder, run=run, update=update)
+        launch, preparation, config = restore(folder, run, update, allow_import)
         sample = sample_rows(launch, size)
         if len(sample.rows) < K:
             raise InputError(f"--K: found {K}, expected at most as many clusters as rows ({len(sample.rows)})")

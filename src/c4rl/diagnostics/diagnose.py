@@ -26,9 +26,9 @@ FILE = "diagnostics.json"  # in the run folder; `c4rl report` shows it
 TERMS = ("A", "B", "C", "variance", "cross_share", "base_variance")
 
 
-def diagnose(folder: Path, run: str | None = None, size: int = 1024) -> dict[str, Any]:
+def diagnose(folder: Path, run: str | None = None, size: int = 1024, allow_import: bool = False) -> dict[str, Any]:
     """Diagnose every run of the job, or one by its name in files, on the same `size` rows."""
-    launch, preparation, config = restore(folder, run=run)
+    launch, preparation, config = restore(folder, run, allow_import=allow_import)
     critics_of(launch)  # refuses algorithms without one
     sample = sample_rows(launch, size)
     facts = row_facts(preparation.train, sample.rows)

@@ -11,7 +11,7 @@ from c4rl.training.run_directory import job_config
 
 def read_metrics(folder: Path) -> dict[RunKey, list[dict[str, Any]]]:
     """The lines of each run, in the order of their updates; a line still being written is left out."""
-    runs = {run.key for run in runs_of(job_config(folder))}
+    runs = {run.key for run in runs_of(job_config(folder, allow_import=True))}  # nothing is simulated
     found: dict[RunKey, list[dict[str, Any]]] = {}
     for line in run_directory.read_metrics(folder / "metrics.jsonl", runs):
         found.setdefault(key_of(line), []).append(line)

@@ -63,7 +63,7 @@ class JobView:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.config: TrainConfig = job_config(folder)
+        self.config: TrainConfig = job_config(folder, allow_import=True)  # nothing is simulated
         self.total = self.config.total_updates
         self.follower = Follower(folder / "metrics.jsonl")
         self._clear()

@@ -37,7 +37,8 @@ def make_gym(environment: str, horizon: int | None = None) -> gymnasium.Env:
             # the checker only warns about the environment's code, and costs time in every evaluation
             return gymnasium.make(environment, max_episode_steps=horizon, disable_env_checker=True)
         except (Exception, SystemExit) as error:  # the environment's own code may raise anything, a script's may exit
-            why = described(error).removesuffix(".") + _hint(environment, error)
+            of_gymnasium = isinstance(error, (gymnasium.error.Error, ImportError))
+            why = (str(error) if of_gymnasium else described(error)).removesuffix(".") + _hint(environment, error)
             raise InputError(f"task 'gym:{environment}': gymnasium cannot make it: {why}") from error
 
 

@@ -256,10 +256,20 @@ def _lengths(stages: tuple[Stage, ...]) -> list[Stage]:
 
 
 def empty_config(algorithm: str, plugins: tuple[str, ...], **values: Any) -> TrainConfig:
-    """A config of this algorithm and these plug-ins, other fields at their defaults or as given."""
+    """A config of this algorithm and these plug-ins, other fields at their defaults or as given.
+
+    Their own options: `options=TD3BCConfig(alpha=10)` of `c4rl.algorithms.td3_bc`, and one for each plug-in,
+    `plugin_options=(C4Config(K=1),)` of `c4rl.plugins.c4.plugin`.
+    """
     chosen = plugin_names(plugins, algorithm)
-    options = values.pop("options", algorithm_class(algorithm).config_type())
-    plugin_options = values.pop("plugin_options", tuple(PLUGINS[name][0]() for name in chosen))
+    kinds = algorithm_class(algorithm).config_type, *(PLUGINS[name][0] for name in chosen)
+    options = values.pop("options", kinds[0]())
+    plugin_options = values.pop("plugin_options", tuple(kind() for kind in kinds[1:]))
+    every = [options, *plugin_options] if isinstance(plugin_options, tuple | list) else [options, plugin_options]
+    if [type(one) for one in every] != [*kinds]:
+        names = " and ".join(kind.__name__ for kind in kinds)
+        found = " and ".join(type(one).__name__ for one in every)
+        raise InputError(f"options, plugin_options: found {found}, expected {names}")
     return TrainConfig(
         algorithm=algorithm, plugins=chosen or ("none",), options=options, plugin_options=plugin_options, **values
     )

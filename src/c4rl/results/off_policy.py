@@ -35,6 +35,7 @@ def judge(
     dataset: Path | None = None,
     device: str = "auto",
     watch: Callable[[int], Any] = lambda update: None,
+    allow_import: bool = False,
 ) -> dict[str, Any]:
     """Every policy of these folders that did not fail, in the order of their estimated values.
 
@@ -49,7 +50,7 @@ def judge(
     jobs: list[TrainConfig] = []
     checkpoints: dict[str, None] = {}
     for folder in folders:
-        job = open_job(folder, checkpoint)
+        job = open_job(folder, checkpoint, allow_import)
         jobs.append(job.config)
         checkpoints[job.checkpoint] = None
         own, logged = _trained_on(dataset, job.config), evaluations(folder, job.config)

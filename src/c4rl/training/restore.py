@@ -15,11 +15,13 @@ from c4rl.training.preparation import Preparation, prepare_all
 from c4rl.training.run_directory import RunDirectory, job_config
 
 
-def restore(folder: Path, run: str | None = None, update: int | None = None) -> tuple[Launch, Preparation, TrainConfig]:
+def restore(
+    folder: Path, run: str | None = None, update: int | None = None, allow_import: bool = False
+) -> tuple[Launch, Preparation, TrainConfig]:
     """All runs of a job in one launch on the CPU, ready to inspect or update; or one of them, by its name in files.
     update: that of a checkpoint that --keep-checkpoints kept; default: the last one."""
     device = torch.device("cpu")
-    config = replace(job_config(folder), output=folder)
+    config = replace(job_config(folder, allow_import), output=folder)
     preparations = prepare_all(config)
     buffer = pack_datasets([(p.train, p.scaling) for p in preparations], device)
     directory = RunDirectory(folder)

@@ -164,10 +164,13 @@
   }
 
   // a page of many figures opens at once: those out of sight are drawn when they come near
+  const waiting = new Set(document.querySelectorAll("figure[data-plot]"));
+  const show = figure => { if (waiting.delete(figure)) { near.unobserve(figure); setUp(figure); } };
   const near = new IntersectionObserver(entries => {
-    for (const entry of entries) if (entry.isIntersecting) { near.unobserve(entry.target); setUp(entry.target); }
+    for (const entry of entries) if (entry.isIntersecting) show(entry.target);
   }, {rootMargin: "600px"});
-  document.querySelectorAll("figure[data-plot]").forEach((figure, i) => i < AT_ONCE ? setUp(figure) : near.observe(figure));
+  [...waiting].forEach((figure, i) => i < AT_ONCE ? show(figure) : near.observe(figure));
+  addEventListener("beforeprint", () => waiting.forEach(show));
 
   document.getElementById("theme").addEventListener("click", () => {
     const root = document.documentElement, dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;

@@ -93,15 +93,23 @@ class C4Anywhere:
         A row's next action is the next row's action, if that row begins in this row's next state and this row is not
         terminal. options: those of the class.
         """
-        count, parts = len(states), (states, actions, next_states)
-        if any(part.dim() != 2 or len(part) != count for part in parts) or len(terminals.flatten()) != count:
-            shapes = ", ".join(str(list(part.shape)) for part in (*parts, terminals))
-            raise InputError(f"C4Anywhere: transitions have shapes {shapes}, expected [N, s], [N, a], [N, s] and [N]")
-        follows = torch.zeros(count, dtype=torch.bool, device=states.device)
-        follows[:-1] = (next_states[:-1] == states[1:]).all(1) & ~terminals.flatten()[:-1].bool()
-        if (found := int(follows.sum())) < count / 10:  # shuffled rows meet their successors by chance only
+        given = (states, actions, next_states, terminals)
+        shapes = [list(one.shape) if isinstance(one, Tensor) else type(one).__name__ for one in given]
+        if not all(isinstance(one, Tensor) for one in given) or not (
+            states.dim() == actions.dim() == 2
+            and next_states.shape == states.shape
+            and len(actions) == terminals.numel() == len(states)
+        ):
+            found = ", ".join(map(str, shapes))
             raise InputError(
-                f"C4Anywhere: {found} of {count} rows end where the row below begins, expected whole "
+                f"C4Anywhere: states, actions, next states and terminals are {found}, expected tensors [N, s], [N, a], "
+                "[N, s], [N]"
+            )
+        follows = torch.zeros(len(states), dtype=torch.bool, device=states.device)
+        follows[:-1] = (next_states[:-1] == states[1:]).all(1) & ~terminals.flatten()[:-1].bool()
+        if (count := int(follows.sum())) < len(states) / 10:  # shuffled rows meet their successors by chance only
+            raise InputError(
+                f"C4Anywhere: {count} of {len(states)} rows end where the row below begins, expected whole "
                 "trajectories in order"
             )
         next_actions = torch.where(follows.unsqueeze(1), actions.roll(-1, 0), 0)

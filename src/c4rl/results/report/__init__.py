@@ -14,9 +14,11 @@ from c4rl.results.report.selection import add_selection
 from c4rl.results.report.settings import add_differences, add_timings
 
 
-def write_report(folders: Sequence[Path], path: Path, pictures: Sequence[tuple[Path, str]] = ()) -> None:
+def write_report(
+    folders: Sequence[Path], path: Path, pictures: Sequence[tuple[Path, str]] = (), allow_import: bool = False
+) -> None:
     """pictures: PNG files to show, with their captions."""
-    jobs = read_jobs(folders)
+    jobs = read_jobs(folders, allow_import)
     methods = [method for job in jobs for method in job.methods]
     methods.sort(key=lambda method: method.rank, reverse=True)
     for place, method in enumerate(methods):

@@ -87,15 +87,16 @@ class Job:
     methods: list[Method]
 
 
-def read_jobs(folders: Sequence[Path]) -> list[Job]:
+def read_jobs(folders: Sequence[Path], allow_import: bool = False) -> list[Job]:
     if len({os.path.realpath(folder) for folder in folders}) < len(folders):
         raise InputError("found a folder twice, expected each once")
     labels = dataset_labels([folder.absolute() for folder in folders])
-    return [_read_job(folder, label, len(folders) > 1) for folder, label in zip(folders, labels, strict=True)]
+    several = len(folders) > 1
+    return [_read_job(folder, label, several, allow_import) for folder, label in zip(folders, labels, strict=True)]
 
 
-def _read_job(folder: Path, label: str, several: bool) -> Job:
-    config = job_config(folder)
+def _read_job(folder: Path, label: str, several: bool, allow_import: bool) -> Job:
+    config = job_config(folder, allow_import)
     lines = read_metrics(folder)
     summary, saved = _with_floats(job_summary(folder, config)), folder / DIAGNOSTICS
     diagnostics = _with_floats(read_json(saved, "a file of c4rl")) if saved.exists() else None
