@@ -55,6 +55,10 @@ TESTS: dict[str, tuple[str, ...]] = {
     "algorithms/bppo.py": ("algorithms/test_bppo.py", "algorithms/test_bppo_acceptance.py", LOGGED),
     "algorithms/accepted_policies.py": ("algorithms/test_bppo_acceptance.py", "algorithms/test_bppo.py"),
     "plugins/c4/cross_covariance.py": ("c4/test_cross_covariance.py", "c4/test_cross_covariance_bias.py"),
+    "plugins/c4/gaussian_mixture.py": (
+        *("c4/test_gaussian_mixture.py", "c4/test_gaussian_mixture_against_scikit_learn.py"),
+    ),
+    "plugins/c4/cluster_sampler.py": ("c4/test_single_cluster_minibatches.py", "c4/test_row_weights.py"),
     "plugins/c4/divergences.py": ("c4/test_divergences.py",),
     "plugins/c4/divergence_term.py": (*("c4/test_divergence_term.py", "c4/test_row_weights.py", "c4/test_gate.py"),),
     "plugins/c4/plugin.py": ("c4/test_plugin_behaviour.py", "c4/test_gate.py"),

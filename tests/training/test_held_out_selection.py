@@ -134,7 +134,9 @@ def test_the_table_of_differences_shows_what_a_part_adds(monkeypatch: pytest.Mon
     monkeypatch.setattr(tables, "datasets", lambda: {task: {} for task in tasks})
 
     def cell(*scores: float) -> Cell:
-        return Cell(tuple(made_up_entry([score], [0.1], [1], seed) for seed, score in enumerate(scores)))
+        """Means of the second half; the last score is another one."""
+        curves = ([0, 0, score - 9 * seed, score + 9 * seed] for seed, score in enumerate(scores))
+        return Cell(tuple(made_up_entry(curve, [0.1] * 4, [1] * 4, seed) for seed, curve in enumerate(curves)))
 
     filled = {("plain", tasks[0]): cell(10, 20, 30), ("whole", tasks[0]): cell(40, 50, 60)}
     _, row = difference_rows(table, filled)
