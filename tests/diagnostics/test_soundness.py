@@ -61,6 +61,31 @@ def test_one_row_pieces_are_a_note(tmp_path: Path) -> None:
     assert [finding.level for finding in one_row] == ["note"]
 
 
+def test_findings_count_rows_and_name_the_first(tmp_path: Path) -> None:
+    def sentence(fault: str, name: str) -> str:
+        arrays = sound_arrays()
+        FAULTS[fault][0](arrays)
+        if fault == "a placeholder observation":
+            arrays["observations"][12, 3] = arrays["next_observations"][11, 3] = -999  # the same row
+        return next(one.sentence for one in found(save(tmp_path, arrays)) if one.name == name)
+
+    last = int(np.flatnonzero(sound_arrays()["trajectory_ids"] == 1)[-1])  # its end is missing
+    assert f"(first in row {last})" in sentence("a missing end", "jumps")
+    assert "(first after row 49)" in sentence("time-outs inside episodes", "ends_inside_episodes")
+    outlying = sentence("a placeholder observation", "outlying_observations")
+    assert outlying.startswith("1 rows of 'observations'") and "-999 in row 12 column 1." in outlying
+
+
+def test_an_episode_of_the_full_length_lacks_no_time_out(tmp_path: Path) -> None:
+    arrays = sound_arrays()
+    arrays["trajectory_ids"] = np.arange(len(arrays["rewards"])) // 1000
+    arrays["next_observations"][:-1] = arrays["observations"][1:]
+    arrays["terminals"][:] = False
+    for rows, missing in ((1000, False), (1001, True)):
+        one = {name: values[:rows] for name, values in arrays.items()} | {"trajectory_ids": np.zeros(rows, np.int64)}
+        assert ("missing_timeouts" in faults(save(tmp_path, one), "hopper-medium-v2")) == missing
+
+
 def test_without_a_task_what_may_be_meant_is_a_note(tmp_path: Path) -> None:
     """Goals may change without a reset, and demonstrations may have any length."""
     for name in ("time-outs inside episodes", "falls without a terminal"):

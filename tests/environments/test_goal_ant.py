@@ -67,13 +67,13 @@ def test_actions_cost_and_the_wanted_direction_changes_every_hundred_steps() -> 
     angles = np.arctan2(*np.transpose(directions)[::-1])
     assert angles.min() < -2 and angles.max() > 2 and len(np.unique(angles)) == 30
     first = environment._direction
-    for step in range(1, 102):
+    for steps in range(1, 102):
         before = environment._position[:2].copy()
         wanted = environment._direction
         reward = environment.step(action)[1]
         way = (environment._position[:2] - before) @ wanted
         assert reward == pytest.approx(10 * way - 0.02 * (action**2).sum())
-        assert (wanted == first).all() == (step <= 100)
+        assert (wanted == first).all() == (steps <= 100)
 
 
 def test_upside_down_is_an_axis_below_the_horizon_however_the_ant_has_turned() -> None:
