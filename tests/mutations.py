@@ -55,9 +55,13 @@ TESTS: dict[str, tuple[str, ...]] = {
     "algorithms/bppo.py": ("algorithms/test_bppo.py", "algorithms/test_bppo_acceptance.py", TERMS, LOGGED),
     "algorithms/accepted_policies.py": ("algorithms/test_bppo_acceptance.py", "algorithms/test_bppo.py"),
     "plugins/c4/cross_covariance.py": ("c4/test_cross_covariance.py", "c4/test_cross_covariance_bias.py"),
+    "plugins/c4/gaussian_mixture.py": (
+        *("c4/test_gaussian_mixture.py", "c4/test_gaussian_mixture_against_scikit_learn.py"),
+    ),
+    "plugins/c4/cluster_sampler.py": ("c4/test_single_cluster_minibatches.py", "c4/test_row_weights.py"),
     "plugins/c4/divergences.py": ("c4/test_divergences.py",),
     "plugins/c4/divergence_term.py": (*("c4/test_divergence_term.py", "c4/test_row_weights.py", "c4/test_gate.py"),),
-    "plugins/c4/plugin.py": ("c4/test_plugin_behaviour.py", "c4/test_gate.py"),
+    "plugins/c4/plugin.py": ("c4/test_plugin_behaviour.py", "c4/test_gate.py", "c4/test_authors_switches.py"),
     "plugins/dr3.py": ("algorithms/test_dr3.py",),
     "plugins/returns.py": ("algorithms/test_returns.py",),
     "plugins/smoothing.py": ("algorithms/test_policy_at_other_states.py",),
@@ -111,6 +115,12 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "StyleSampler.attach",
         "[config.styles] * stack.runs -> 2 * ([config.styles] * stack.runs)",
     ): "the largest of the list counts",
+    (
+        "plugins/c4/cluster_sampler.py",
+        "_shuffled_order",
+        "torch.arange(length, device=lengths.device) / length -> "
+        "2 * (torch.arange(length, device=lengths.device) / length)",
+    ): "rising, and below 2 for rows that are none",
     (
         "plugins/c4/divergence_term.py",
         "DivergenceTerm.refresh",

@@ -200,6 +200,7 @@ def test_an_automatic_lambda_holds_the_penalty_at_its_fraction_of_the_td_loss(al
         launch.read_metrics()
         found = advance(launch, 100, start=50).read_metrics()[0]
         assert 1 / factor < found["c4_penalty"] / found["critic_loss"] / fraction < factor
+        assert 1 / factor < found["c4_penalty_to_td"] / fraction < factor
 
 
 @each_algorithm

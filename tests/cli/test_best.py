@@ -77,6 +77,20 @@ def test_the_gap_of_states_is_to_the_nearest_on_another_way() -> None:
     assert state_gap(replace(two, trajectory_ids=0 * walks)) == np.inf
 
 
+def test_one_walk_is_another_way_where_it_comes_back_much_later() -> None:
+    """Up a line and back, a quarter of a step apart."""
+    line = np.concatenate([np.arange(200.0), np.arange(200.0)[::-1] + 0.25])[:, None].astype(np.float32)
+    walk = replace(small_dataset(400), observations=line, trajectory_ids=np.zeros(400, np.int32))
+    assert state_gap(walk) == pytest.approx(0.25 / line.std(), rel=1e-4)
+
+
+def test_the_gap_of_states_is_measured_all_over_the_data() -> None:
+    """1,000 rows far from each other, then 4,000 in one place."""
+    line = np.concatenate([np.arange(1000.0), np.full(4000, -5.0)])[:, None].astype(np.float32)
+    data = replace(small_dataset(5000), observations=line, trajectory_ids=np.arange(5000, dtype=np.int32))
+    assert state_gap(data) == 0
+
+
 def test_a_newcomer_is_told_what_it_trains_why_and_where(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

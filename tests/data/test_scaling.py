@@ -103,7 +103,7 @@ def test_returns_are_spread_over_a_thousand_and_the_shift_comes_after(prepared: 
     assert max(returns) - min(returns) == pytest.approx(1000, rel=1e-5)
 
 
-@pytest.mark.parametrize("pieces", [[1, 1, 1], [7], [1, 44, 3, 1], [30] * 8])
+@pytest.mark.parametrize("pieces", [[1, 1, 1], [7], [1, 44, 3, 1], [30] * 8, [88]])
 def test_pieces_that_were_cut_do_not_decide_the_scale_of_returns(save: Callable[..., Path], pieces: list[int]) -> None:
     """Whole ones met a time limit of 100 rows: nothing says that a piece was cut but that it is shorter."""
     lengths, per_row = [100, 100, *pieces, 100, 100, 60], [5.0, 5.1, *[5.0] * len(pieces), 5.2, 5.3, 8.7]

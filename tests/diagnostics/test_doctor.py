@@ -94,6 +94,49 @@ def test_effective_dimensions() -> None:
     assert participation_ratio(np.array([5.0, 0, 0])) == pytest.approx(1)
     assert directions_for(np.array([0.5, 0.3, 0.2, 0.0]), 0.8) == 2
     assert directions_for(np.array([1.0, 98.0, 1.0]), 0.99) == 2
+    assert [directions_for(np.full(n, 0.1), k / n) for n in range(1, 20) for k in range(1, n + 1)] == [
+        k for n in range(1, 20) for k in range(1, n + 1)
+    ]
+    assert directions_for(np.zeros(3), 0.99) == participation_ratio(np.zeros(3)) == 0
+
+
+def test_coverage_is_what_a_search_row_by_row_finds() -> None:
+    """Columns of different units, one constant; some rows have only neighbours in time in their own trajectory."""
+    lengths, draw = (20, 25, 15, 8), np.random.default_rng(0)
+    ids = np.repeat(np.arange(4, dtype=np.int32), lengths)
+    observations = np.cumsum(draw.normal(size=(68, 4)), axis=0) * [1, 50, 0.1, 0] + ids[:, None] * [2, 0, 0, 0] + 3
+    low, high = np.float32([-1, 0]), np.float32([3, 10])
+    actions = draw.uniform(low, high, (68, 2))
+    data = replace(
+        small_dataset(68, 4),
+        observations=observations.astype(np.float32),
+        actions=actions.astype(np.float32),
+        action_low=low,
+        action_high=high,
+        trajectory_ids=ids,
+    )
+    found = describe_coverage(data)
+    std = observations.std(0)
+    states = (observations - observations.mean(0))[:, :3] / (std[:3] + 1e-3)
+    scaled = 2 * (actions - low) / (high - low) - 1
+    others, own, gaps = [], [], []
+    for i in range(68):
+        distance = np.sqrt(np.square(states - states[i]).sum(1))
+        elsewhere = [j for j in range(68) if ids[j] != ids[i]]
+        at_home = [j for j in range(68) if ids[j] == ids[i] and abs(i - j) >= 10]
+        nearest = min(elsewhere, key=lambda j: distance[j])
+        gaps.append(np.square(scaled[i] - scaled[nearest]))
+        if at_home:
+            others.append(distance[nearest])
+            own.append(distance[at_home].min())
+    assert len(own) == 55
+    assert found["novelty"] == pytest.approx(np.median(others) / np.median(own), rel=1e-3)
+    assert found["neighbour_action_rmse"] == pytest.approx(np.sqrt(np.mean(gaps) / 2), rel=1e-4)
+    variances = np.linalg.svd(states, compute_uv=False) ** 2
+    np.testing.assert_allclose(found["state_spectrum"], [*(variances / variances.sum()), 0], atol=1e-5)
+    assert found["state_effective_dimension"] == pytest.approx(variances.sum() ** 2 / (variances**2).sum(), rel=1e-4)
+    np.testing.assert_allclose(found["action_spread"], scaled.std(0), rtol=1e-4)
+    assert found["scale_ratio"] == pytest.approx(std[:3].max() / std[:3].min(), rel=1e-4)
 
 
 def test_copies_of_columns_add_no_effective_dimension(tmp_path: Path) -> None:
@@ -115,6 +158,50 @@ def test_an_action_that_never_changes_has_no_spread() -> None:
 def test_the_effective_number_is_that_of_equal_weights() -> None:
     assert effective_number(np.array([1.0, 1.0, 0.0])) == pytest.approx(2)
     assert effective_number(np.array([3.0, 1.0])) == pytest.approx(1.6)
+
+
+def logged_returns(lengths: list[int], per_row: list[float], terminal: list[bool]) -> Dataset:
+    """Trajectories that start alike."""
+    rows, stops = sum(lengths), np.cumsum(lengths)
+    data = small_dataset(rows)
+    observations, terminals = data.observations.copy(), np.zeros(rows, bool)
+    observations[stops - lengths] = 0
+    terminals[stops - 1] = terminal
+    return replace(
+        data,
+        observations=observations,
+        rewards=np.repeat(per_row, lengths).astype(np.float32),
+        terminals=terminals,
+        trajectory_ids=np.repeat(np.arange(len(lengths), dtype=np.int32), lengths),
+    )
+
+
+def test_returns_and_what_their_weighting_keeps_are_means_over_rows() -> None:
+    """Two that met a limit of ten rows, one that ended, a piece of two rows, and one of a single row."""
+    length, returns = np.array([10, 10, 5, 2]), np.array([10.0, 30, 40, -2])
+    data = logged_returns([*length, 1], [1, 3, 8, -1, 5], [False, False, True, False, False])
+    found = describe_returns(data, get_task("none"))
+    assert found["comparable"] and (found["trajectories"], found["rows"], found["cut"]) == (4, 27, 1)
+    assert found["values"] == [40, 30, 10, -2] and (found["best"], found["spread"]) == (40, 42)
+    assert found["uniform_mean"] == pytest.approx((100 + 300 + 200 - 4) / 27)
+    kept = {row["name"]: row for row in found["weighted"]}
+    for temperature in (0.3, 0.1, 0.03):
+        weights = np.exp((np.array([*returns, 5]) - 40) / (temperature * 42))
+        rows = np.repeat(weights, [*length, 1])
+        of_trajectories = weights[:4] * length
+        row = kept[f"temperature {temperature:g}"]
+        assert row["effective_rows"] == pytest.approx(rows.sum() ** 2 / (rows**2).sum())
+        effective = of_trajectories.sum() ** 2 / (of_trajectories**2).sum()
+        assert row["effective_trajectories"] == pytest.approx(effective)
+        assert row["mean"] == pytest.approx((of_trajectories * returns).sum() / of_trajectories.sum())
+    # the best ones hold less than the fifth of all rows that `best` asks for
+    assert kept["temperature 0.03"]["effective_rows"] < 28 / 5 <= kept["as --preset best"]["effective_rows"]
+
+
+def test_single_rows_are_ranked_where_there_are_no_longer_trajectories() -> None:
+    for lengths, counted in (([2, 1], [4]), ([1, 1], [3, 2])):
+        found = describe_returns(logged_returns(lengths, [2, 3], [True, True]), get_task("none"))
+        assert found["values"] == counted and found["trajectories"] == len(counted)
 
 
 def test_weighting_is_advised_where_it_lifts_the_mean_and_leaves_rows(tmp_path: Path) -> None:

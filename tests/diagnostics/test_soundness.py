@@ -61,6 +61,59 @@ def test_one_row_pieces_are_a_note(tmp_path: Path) -> None:
     assert [finding.level for finding in one_row] == ["note"]
 
 
+def test_findings_count_rows_and_name_the_first(tmp_path: Path) -> None:
+    def sentence(fault: str, name: str) -> str:
+        arrays = sound_arrays()
+        FAULTS[fault][0](arrays)
+        if fault == "a placeholder observation":
+            arrays["observations"][12, 3] = arrays["next_observations"][11, 3] = -999  # the same row
+        return next(one.sentence for one in found(save(tmp_path, arrays)) if one.name == name)
+
+    last = int(np.flatnonzero(sound_arrays()["trajectory_ids"] == 1)[-1])  # its end is missing
+    assert f"(first in row {last})" in sentence("a missing end", "jumps")
+    assert "(first after row 49)" in sentence("time-outs inside episodes", "ends_inside_episodes")
+    outlying = sentence("a placeholder observation", "outlying_observations")
+    assert outlying.startswith("1 rows of 'observations'") and "-999 in row 12 column 1." in outlying
+
+
+def test_what_sound_data_may_hold_is_no_fault(tmp_path: Path) -> None:
+    """A jump of one column alone, a terminal in every tenth row, one small action, and actions at their bounds."""
+    limit = int(np.flatnonzero(sound_arrays()["trajectory_ids"] == 1)[-1])  # reached by its last row
+
+    def jump(arrays: Arrays, columns: int) -> None:
+        arrays["next_observations"][limit, :columns] += 50
+
+    def terminals(arrays: Arrays, share: float) -> None:
+        arrays["terminals"] = np.arange(len(arrays["rewards"])) % 10 < 10 * share
+
+    def narrow(arrays: Arrays, columns: int) -> None:
+        arrays["actions"][:, :columns] *= 0.02
+
+    def clip(arrays: Arrays, bound: float) -> None:
+        np.clip(2 * arrays["actions"], -bound, bound, out=arrays["actions"])
+
+    for spoil, sound, wrong, name in (
+        (jump, 1, 2, "jumps"),
+        (terminals, 0.1, 0.6, "too_many_terminals"),
+        (narrow, 1, 3, "narrow_actions"),
+        (clip, 1.0, 0.5, "clipped_actions"),
+    ):
+        for value, is_fault in ((sound, False), (wrong, True)):
+            arrays = sound_arrays()
+            spoil(arrays, value)  # type: ignore[operator]
+            assert (name in faults(save(tmp_path, arrays))) == is_fault, (name, value)
+
+
+def test_an_episode_of_the_full_length_lacks_no_time_out(tmp_path: Path) -> None:
+    arrays = sound_arrays()
+    arrays["trajectory_ids"] = np.arange(len(arrays["rewards"])) // 1000
+    arrays["next_observations"][:-1] = arrays["observations"][1:]
+    arrays["terminals"][:] = False
+    for rows, missing in ((1000, False), (1001, True)):
+        one = {name: values[:rows] for name, values in arrays.items()} | {"trajectory_ids": np.zeros(rows, np.int64)}
+        assert ("missing_timeouts" in faults(save(tmp_path, one), "hopper-medium-v2")) == missing
+
+
 def test_without_a_task_what_may_be_meant_is_a_note(tmp_path: Path) -> None:
     """Goals may change without a reset, and demonstrations may have any length."""
     for name in ("time-outs inside episodes", "falls without a terminal"):

@@ -19,7 +19,7 @@ from gymnasium_robotics.envs.adroit_hand.adroit_relocate import AdroitHandReloca
 
 from c4rl.core.errors import InputError
 from c4rl.data.policy_files import read_policies
-from c4rl.environments.adroit import ADROIT, Adroit
+from c4rl.environments.adroit import ADROIT, Adroit, euler_angles
 from c4rl.environments.d4rl_physics import D4RLPhysics
 from c4rl.environments.making import make_environment
 from c4rl.environments.tasks import get_task
@@ -147,6 +147,60 @@ def test_random_actions_give_the_lower_reference(tool: str) -> None:
     rng, task = np.random.default_rng(0), get_task(f"{tool}-expert-v1")
     returns = [episode(tool, seed, lambda _: rng.uniform(-1, 1, task.action_dim)) for seed in range(5)]
     assert np.mean(returns) == pytest.approx(task.reference_min, abs=4 * np.std(returns, ddof=1) / np.sqrt(5))
+
+
+def aside(distance: float) -> np.ndarray:
+    return np.array([distance, 0.0, 0.0])
+
+
+def test_a_pen_that_points_as_wanted_is_paid_within_seven_and_a_half_centimetres() -> None:
+    pen: Any = adroit("pen")
+    pen.reset(seed=0)
+    pen._bottom[:] = 0
+    pen._top[:] = (pen._wanted_top - pen._wanted_bottom) / pen._wanted_length * pen._length
+    for distance, bonus in ((0.076, 0), (0.074, 60)):
+        pen._pen[:] = pen._wanted_place + aside(distance)
+        assert pen._reward() == pytest.approx(1 - distance + bonus) and not pen._failed()
+    for height, penalty in ((0.076, 0), (0.074, 5)):
+        pen._pen[2] = height
+        away = np.linalg.norm(pen._pen - pen._wanted_place)
+        assert pen._reward() == pytest.approx(1 - away - penalty) and pen._failed() == (penalty > 0)
+
+
+def test_a_nail_and_a_ball_are_paid_by_how_far_they_are_from_their_goals() -> None:
+    hammer: Any = adroit("hammer")
+    hammer.reset(seed=0)
+    hammer._velocity[:], hammer._hammer[:], hammer._palm[:], hammer._head[2] = 0, 0, 0, 0
+    for remaining, bonus in ((0.021, 0), (0.019, 25), (0.011, 25), (0.009, 100)):
+        hammer._nail[:] = hammer._goal + aside(remaining)
+        hammer._head[:2] = hammer._nail[:2]
+        expected = bonus - 10 * remaining - np.linalg.norm(hammer._head - hammer._nail)
+        assert hammer._reward() == pytest.approx(expected)
+    relocate: Any = adroit("relocate")
+    relocate.reset(seed=0)
+    for distance, bonus in ((0.11, 0), (0.09, 10), (0.051, 10), (0.049, 30)):
+        relocate._palm[:] = relocate._ball[:] = relocate._target + aside(distance)
+        assert relocate._reward() == pytest.approx(1 - distance + bonus)
+    for height, lifted in ((0.039, False), (0.041, True)):
+        relocate._palm[:] = relocate._ball[:] = [1, 1, height]
+        distance = np.linalg.norm(relocate._ball - relocate._target)
+        assert relocate._reward() == pytest.approx(1 - distance if lifted else 0)
+
+
+def rotation(x: float, y: float, z: float) -> np.ndarray:
+    about_x = [[1, 0, 0], [0, np.cos(x), -np.sin(x)], [0, np.sin(x), np.cos(x)]]
+    about_y = [[np.cos(y), 0, np.sin(y)], [0, 1, 0], [-np.sin(y), 0, np.cos(y)]]
+    about_z = [[np.cos(z), -np.sin(z), 0], [np.sin(z), np.cos(z), 0], [0, 0, 1]]
+    return np.array(about_x) @ about_y @ about_z
+
+
+def test_angles_give_their_rotation_also_where_two_axes_are_one() -> None:
+    for about_y in (-np.pi / 2, -1.0, 0.3, np.pi / 2):
+        matrix = rotation(0.4, about_y, -1.1)
+        angles = euler_angles(matrix.flatten())
+        np.testing.assert_allclose(rotation(*angles), matrix, atol=1e-12)
+        if abs(about_y) < 1.5:
+            np.testing.assert_allclose(angles, (0.4, about_y, -1.1))
 
 
 def test_a_policy_of_another_task_is_refused(shared: Callable[[str], Path]) -> None:

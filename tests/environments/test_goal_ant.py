@@ -58,6 +58,33 @@ def test_walking_is_paid_and_lying_on_the_back_ends_the_episode() -> None:
     assert upside_down(environment._position) and environment.step(np.zeros(8))[2]
 
 
+def test_actions_cost_and_the_wanted_direction_changes_every_hundred_steps() -> None:
+    environment, action = GoalAnt(500), np.linspace(-1, 1, 8)
+    directions = []
+    for seed in range(30):
+        environment.reset(seed=seed)
+        directions.append(environment._direction)
+    angles = np.arctan2(*np.transpose(directions)[::-1])
+    assert angles.min() < -2 and angles.max() > 2 and len(np.unique(angles)) == 30
+    first = environment._direction
+    for steps in range(1, 102):
+        before = environment._position[:2].copy()
+        wanted = environment._direction
+        reward = environment.step(action)[1]
+        way = (environment._position[:2] - before) @ wanted
+        assert reward == pytest.approx(10 * way - 0.02 * (action**2).sum())
+        assert (wanted == first).all() == (steps <= 100)
+
+
+def test_upside_down_is_an_axis_below_the_horizon_however_the_ant_has_turned() -> None:
+    half = np.radians([80, 100, 180]) / 2
+    for axis in ((1, 0, 0), (0, 1, 0), (0.6, 0.8, 0)):
+        for angle, lies in zip(half, (False, True, True), strict=True):
+            position = np.array([0, 0, 0.5, np.cos(angle), *np.sin(angle) * np.array(axis)])
+            assert upside_down(position) == lies
+    assert not upside_down(np.array([0, 0, 0.5, 0, 0, 0, 1.0]))  # turned round on its feet
+
+
 def test_the_task_makes_it_and_cuts_it_at_the_horizon() -> None:
     environment = make_environment(get_task(GOAL_ANT.name))
     environment.reset(seed=1)

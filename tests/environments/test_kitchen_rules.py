@@ -101,6 +101,20 @@ def test_a_subtask_is_done_within_three_tenths_of_its_goal() -> None:
     assert rewards == [1.0, 0.0]
 
 
+def test_joints_are_driven_from_where_they_were_seen_to_bounds_that_they_never_pass() -> None:
+    environment = kitchen()
+    for sign, fingers in ((1, 0.04), (-1, 0.0)):
+        seen = environment.reset(seed=3)[0][:9]
+        assert np.abs(seen - environment._position[:9]).min() > 1e-5  # noise
+        environment.step(np.full(9, 2.0 * sign))  # clipped to 1
+        control = environment.data.ctrl
+        wanted = seen[:7] + 0.16 * sign
+        wanted[1] = max(wanted[1], -1.8)
+        np.testing.assert_allclose(control[:7], wanted)
+        np.testing.assert_array_equal(control[7:], fingers)
+    assert control[1] == -1.8
+
+
 def test_a_subtask_of_another_kitchen_pays_nothing() -> None:
     environment = kitchen("mixed")
     environment.set_state(with_done("slide cabinet"), STILL)

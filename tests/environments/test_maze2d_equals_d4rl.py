@@ -68,6 +68,13 @@ def test_episodes_end_at_the_horizon_only(maze: str, horizon: int) -> None:
     assert ends == [(False, False)] * (horizon - 1) + [(False, True)]
 
 
+def test_the_goal_is_reached_at_half_a_cell() -> None:
+    environment = make("maze2d-open")
+    x, y = environment.maze.goal
+    paid = [environment._reward(x + way, y) for way in (-0.51, -0.5, 0.0, 0.5, 0.51)]
+    assert paid == [0, 1, 1, 1, 0]
+
+
 def test_speed_is_clipped_before_each_step() -> None:
     environment = make("maze2d-open")
     environment.set_state(np.array([2.0, 1.0]), np.array([0.0, 50.0]))
@@ -172,6 +179,7 @@ def test_balls_that_step_together_move_as_each_would_alone() -> None:
     for several in (alone, together):
         for maze, speed in zip(several, (9.0, -9.0, 0.0), strict=True):
             maze.set_state(np.array(maze.maze.free_cells[0], np.float64), np.array([speed, -speed]))
+        several[1].horizon, several[2].horizon = 60, 40
     for _ in range(60):
         forces = rng.uniform(-2, 2, (3, 2)).astype(np.float32)
         expected = [maze.step(force) for maze, force in zip(alone, forces, strict=True)]
@@ -179,3 +187,4 @@ def test_balls_that_step_together_move_as_each_would_alone() -> None:
         np.testing.assert_array_equal(observations, [one[0] for one in expected])
         assert rewards == [one[1] for one in expected]
         assert ended == [one[3] for one in expected]
+    assert ended == [False, True, True]

@@ -37,6 +37,10 @@ def test_a_walker_is_steered_around_the_wall() -> None:
     for cell, direction in (((1, 1), (1, 0)), ((1, 2), (1, 0)), ((1, 3), (0, 1)), ((2, 3), (0, 1)), ((3, 3), (-1, 0))):
         upright[:2] = place(cell)
         np.testing.assert_allclose(walker.act(upright)[:3], [*direction, 0], atol=1e-6)
+    # from the cell next to the goal's, and where the ant has climbed a wall: straight to the goal
+    for cell, way in (((3, 2), (-3.5, 0.5)), ((2, 2), (-3.5, 4.5))):
+        upright[:2] = place(cell)
+        np.testing.assert_allclose(walker.act(upright)[:2], np.array(way) / np.hypot(*way), atol=1e-6)
     upright[:2] = place((3, 1))
     np.testing.assert_allclose(walker.act(upright)[:2], [0.5**0.5, 0.5**0.5], atol=1e-6)
     noisy = walker.act(upright, np.random.default_rng(0))

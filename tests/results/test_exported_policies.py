@@ -12,6 +12,7 @@ import pytest
 import c4rl
 from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.core.onnx_policy import onnx_bytes
+from c4rl.training.distillation import distil
 from tests.cli.support import SMALL, logged_arrays, run, save_npz
 
 onnx = pytest.importorskip("onnx", reason="writing ONNX needs the package onnx")
@@ -57,6 +58,7 @@ def test_onnx_actions_equal_numpys_at_any_batch(squash: str, layer_norm: bool, m
         expected = policy.act(observations)
         assert actions.dtype == np.float32 and actions.shape == (batch, 3)
         assert (actions <= policy.action_high).all()  # in float32, -3 + (-0.8 - -3) is above -0.8
+        assert (expected <= policy.action_high).all()
         assert np.all(np.abs(actions - expected) <= 1e-6 * span)
         spread.append(np.ptp(expected, axis=0) / span)
     assert np.all(spread[-1] > 0.3)  # the actions compared are not all at one bound
@@ -188,6 +190,16 @@ def test_a_distilled_network_acts_as_the_ensemble_on_and_beside_the_rows(job: Pa
     page = (tmp_path / "one.npz.md").read_text()
     assert "The mean action of 2 policies, seeds 3, 5, last checkpoint, distilled into one network in 1,500" in page
     assert "it was not scored" in page
+
+
+def test_the_distance_of_a_distilled_network_is_that_of_its_actions() -> None:
+    ensemble = NumpyPolicy.ensemble([some_policy(seed, "clip", layer_norm=True) for seed in range(2)])
+    noise = np.random.default_rng(0).normal(size=(200, 5)).astype(np.float32)
+    observations = ensemble.observation_mean + ensemble.observation_std * noise
+    first, again, far = (distil(ensemble, observations, 50, noise) for noise in (0.1, 0.1, 1.0))
+    share = (first.policy.act(observations) - ensemble.act(observations)) / (ensemble.action_high - ensemble.action_low)
+    assert first.distance == pytest.approx(np.sqrt(np.mean(share**2)), rel=1e-4) and first.policy.misfit() is None
+    assert first.distance == again.distance != far.distance
 
 
 def test_distilling_refuses_one_policy_and_other_data(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -1,5 +1,7 @@
 """Statistics against rliable and SciPy, and against a simulation whose truth is known."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -42,6 +44,10 @@ def test_the_profile_is_that_of_rliable() -> None:
     )
 
 
+def test_a_run_counts_above_a_threshold_not_at_it() -> None:
+    np.testing.assert_array_equal(performance_profile(np.array([[1.0], [2.0]]), np.array([0.5, 1, 2])), [1, 0.5, 0])
+
+
 def test_ties_are_half_an_improvement() -> None:
     assert probability_of_improvement(np.ones((3, 2)), np.ones((4, 2))) == 0.5
 
@@ -56,6 +62,20 @@ def test_the_bootstrap_interval_is_that_of_rliable() -> None:
     np.testing.assert_allclose(found, interval["x"][:, 0], atol=0.7)  # of a width of about 15
 
 
+def test_the_correction_goes_by_the_fewest_runs() -> None:
+    def difference(some: np.ndarray, others: np.ndarray) -> Any:
+        return mean(some) - mean(others)
+
+    few, many, one = scores(0, 2), scores(1, 10), scores(2, 1)
+    centre = difference(few, many)
+    plain, corrected = (
+        np.subtract(bootstrap_interval(difference, few, many, repetitions=200, corrected=some), centre)
+        for some in (False, True)
+    )
+    np.testing.assert_allclose(corrected, plain * np.sqrt(2))
+    np.testing.assert_allclose(bootstrap_interval(mean, one, repetitions=10), [mean(one)] * 2)  # nothing to widen
+
+
 def test_a_seed_gives_one_interval() -> None:
     first, again, other = (bootstrap_interval(mean, scores(0), repetitions=200, seed=seed) for seed in (0, 0, 1))
     assert first == again != other
@@ -65,6 +85,13 @@ def test_quantiles_of_student_are_those_of_scipy() -> None:
     stats = pytest.importorskip("scipy.stats")
     for freedom in (1, 2, 4, 9, 100):
         assert student_quantile(0.975, freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-5)
+
+
+def test_the_interval_of_a_mean_is_that_of_student() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    values = scores(0, 4, 1)[:, 0]
+    expected = stats.t.interval(0.95, 3, values.mean(), stats.sem(values))
+    np.testing.assert_allclose(mean_interval(values), expected, rtol=1e-5)
 
 
 def test_the_interval_of_a_difference_is_that_of_welch() -> None:

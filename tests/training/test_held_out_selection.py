@@ -13,6 +13,7 @@ from c4rl.results.selection_criteria import criteria_rows
 from c4rl.results.store import Entry, Store, entries_of
 from c4rl.results.tables import Cell, Method, ResultTable
 from c4rl.training.checkpoint import load_policies
+from c4rl.training.selection import selected_records
 from tests.cli.support import SMALL, metric_lines, run, save_npz, summary
 
 MAZE = ["--task", "maze2d-open-dense-v0", "--eval-episodes", "1"]
@@ -47,6 +48,12 @@ def test_the_least_held_out_error_is_kept(plain: Path) -> None:
         assert chosen["updates"][place] == min(errors, key=lambda update: errors[update]) < 60
         assert chosen["values"][place] == min(errors.values()) < errors[60]
         assert summary(plain)["runs"][place]["selected"] == chosen["updates"][place]
+
+
+def test_of_equal_errors_the_first_is_kept() -> None:
+    records = [{"seed": 0, "update": update, "error": error} for update, error in enumerate((0.5, 0.2, 0.3, 0.2))]
+    (chosen,) = selected_records(records, "error").values()
+    assert chosen["update"] == 1
 
 
 def test_it_is_the_policy_of_that_update_and_what_is_taken_by_default(plain: Path, data: Path, tmp_path: Path) -> None:
@@ -134,7 +141,9 @@ def test_the_table_of_differences_shows_what_a_part_adds(monkeypatch: pytest.Mon
     monkeypatch.setattr(tables, "datasets", lambda: {task: {} for task in tasks})
 
     def cell(*scores: float) -> Cell:
-        return Cell(tuple(made_up_entry([score], [0.1], [1], seed) for seed, score in enumerate(scores)))
+        """Means of the second half; the last score is another one."""
+        curves = ([0, 0, score - 9 * seed, score + 9 * seed] for seed, score in enumerate(scores))
+        return Cell(tuple(made_up_entry(curve, [0.1] * 4, [1] * 4, seed) for seed, curve in enumerate(curves)))
 
     filled = {("plain", tasks[0]): cell(10, 20, 30), ("whole", tasks[0]): cell(40, 50, 60)}
     _, row = difference_rows(table, filled)
