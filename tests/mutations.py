@@ -97,6 +97,7 @@ MEAN = "where g' or g is centred, the other's mean drops out"
 FUSED = "g.shape[2] <= MOST_FUSED_ROWS"
 LAST_BUT_ONE = "of four axes, 2 and -2 are the same"
 STD = "advantage.std(1, keepdim=True) + 1e-10 -> "
+DISTANCE = "(z - chosen[-1]).square().sum(2)"
 ROW_WEIGHTS = "weights * row_weights.gather(1, batch.rows - self.buffer.offsets.unsqueeze(1)).unsqueeze(2)"
 # changes that change nothing: file, function, what becomes what -> why
 EQUIVALENT: dict[tuple[str, str, str], str] = {
@@ -115,6 +116,26 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "StyleSampler.attach",
         "[config.styles] * stack.runs -> 2 * ([config.styles] * stack.runs)",
     ): "the largest of the list counts",
+    **{
+        ("plugins/trajectory_styles.py", "Trajectories._sizes", f"self.count + 1 -> {more}"): "they stay empty"
+        for more in ("2 * self.count + 1", "self.count + 2 * 1")
+    },
+    (
+        "plugins/trajectory_styles.py",
+        "TrajectoryStyles.maximisation_step",
+        "loss.detach() -> loss",
+    ): "nobody follows its gradient",
+    **{
+        ("plugins/c4/gaussian_mixture.py", "kmeans_start", change): "rows and centres are weighted alike"
+        for change in (
+            f"{DISTANCE}.double() * valid -> 2 * ({DISTANCE}.double() * valid)",
+            "(z - chosen[-1]).square().sum -> (z - chosen[-1]).square().mean",
+            "nearest() * valid.unsqueeze(2) -> 2 * (nearest() * valid.unsqueeze(2))",
+            "members.sum -> members.mean",
+        )
+    },
+    ("plugins/c4/gaussian_mixture.py", "kmeans_start", "-1 -> 1"): "the size of that axis",
+    ("plugins/c4/gaussian_mixture.py", "_standardise", "y.sum -> y.mean"): "only whether it is finite counts",
     (
         "plugins/c4/cluster_sampler.py",
         "_shuffled_order",

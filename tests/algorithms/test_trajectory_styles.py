@@ -70,7 +70,7 @@ class TestExpectationMaximisation:
         data, _ = scripted(0, trajectories=10, short=1)
         styles = fitted([data], (3,), fit=False, styles=3, style_temperature=0.7, style_least_share=0.0)
         styles.prior.copy_(torch.tensor([[0.5, 0.3, 0.2]]))
-        styles.expectation(1)
+        report = styles.expectation(1)
         policies = styles.policies(torch.tensor(data.observations, dtype=torch.float64)[None])
         density = torch.distributions.Normal(policies.mean[0], policies.log_std[0].exp())
         log_prob = density.log_prob(torch.tensor(data.actions, dtype=torch.float64)[:, None]).sum(2)  # [N, m]
@@ -79,8 +79,39 @@ class TestExpectationMaximisation:
             expected = torch.tensor([0.5, 0.3, 0.2]) * torch.exp(likelihood / 0.7)
             torch.testing.assert_close(styles.posteriors[0, trajectory], expected / expected.sum())
         torch.testing.assert_close(styles.posteriors[0, 9], torch.full((3,), 1 / 3, dtype=torch.float64))
-        mean = styles.posteriors[0, :9].mean(0)  # of those that say who acted
+        telling, own = styles.posteriors[0, :9], styles.log_likelihood()[0, :9]
+        entropy, explained = -(telling * telling.log()).sum(1).mean(), (telling * own).sum(1).mean()
+        torch.testing.assert_close(report["style_entropy"][0], entropy)
+        torch.testing.assert_close(report["style_log_likelihood"][0], explained)
+        mean = telling.mean(0)  # of those that say who acted
         torch.testing.assert_close(styles.prior[0], (torch.tensor([0.5, 0.3, 0.2]) + mean) / 2)
+
+    def test_the_m_step_is_a_weighted_cloning_loss_of_policies_between_their_bounds(self) -> None:
+        data, _ = scripted(0, trajectories=10)
+        styles = fitted([data], (3,), fit=False)
+        heads = [-40.0, 0.0, 1.0, 40.0]  # log-stds of two actions of two styles; before them the means
+        with torch.no_grad():
+            styles.policies.mlp.weights[-1].zero_()
+            biases = torch.tensor([[0.5, -0.5, *heads[:2]], [0.0, 1.0, *heads[2:]]])
+            styles.policies.by_style(styles.policies.mlp.biases[-1]).copy_(biases)
+        rows = torch.arange(0, len(data), 3).unsqueeze(0)
+        policies = styles.policies(styles.buffer.gather(rows).observations)
+        stds = np.exp(-5 / (1 + np.exp(2 + np.array(heads)))).reshape(2, 2)
+        np.testing.assert_allclose(policies.log_std[0, 0].exp().detach().numpy(), stds)
+        means = np.tanh([[0.5, -0.5], [0.0, 1.0]])
+        densities = torch.distributions.Normal(torch.tensor(means), torch.tensor(stds))
+        actions = torch.tensor(data.actions[rows[0]], dtype=torch.float64)
+        log_prob = densities.log_prob(actions.unsqueeze(1)).sum(2)
+        weights = styles.posteriors[0, torch.tensor(data.trajectory_ids[rows[0]]).long()]
+        expected = -(weights * log_prob).sum() / rows.shape[1]
+        found = styles.maximisation_step(styles.buffer.gather(rows))
+        torch.testing.assert_close(found[0], expected)
+
+    def test_as_many_steps_as_asked_for(self) -> None:
+        styles = fitted([scripted(0, trajectories=10)[0]], (3,), fit=False, style_rounds=3, style_steps=4)
+        streams = Streams([3], torch.zeros((), dtype=torch.int64), torch.float64)
+        styles.fit(streams)
+        assert streams.step == 12
 
     def test_a_posterior_is_one_for_all_steps_of_a_trajectory(self) -> None:
         (first, _), (second, _) = scripted(0, 9), scripted(1, 12)
@@ -160,4 +191,7 @@ class TestDegeneracyGuard:
     def test_late_rounds_leave_styles_alone(self) -> None:
         styles, _, report = self.dying(round_=3)
         assert report["style_revived"].tolist() == [0, 0] and (styles.posteriors[0, :, 0] > 0.999).all()
-        assert styles.prior[0, 1] > 0.09  # a tenth, the floor: it could still win trajectories back
+        assert styles.prior[0, 1] > 0.09
+        for _ in range(2):  # 1/4, 1/8, then the floor, a tenth: it could still win trajectories back
+            styles.expectation(3)
+        torch.testing.assert_close(styles.prior[0, 1].item(), 0.1 / (0.1 + 15 / 16), rtol=1e-3, atol=0)

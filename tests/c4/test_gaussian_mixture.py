@@ -1,5 +1,7 @@
 """EM on y = [g', g]: the E- and M-step of Algorithm 1, for a stack of runs."""
 
+from typing import Any
+
 import pytest
 import torch
 from safetensors.torch import load, save
@@ -143,6 +145,20 @@ def test_one_component_is_the_sample_mean_and_covariance() -> None:
     torch.testing.assert_close(omega(mixture)[0, 0], y[0].T.cov(correction=0))
 
 
+@FULL_AND_DIAGONAL
+def test_a_step_takes_the_means_and_covariances_of_the_responsibilities_before_it(covariance: Any) -> None:
+    y = pairs(1, 400, 4, 3)
+    start = cold_start(y, 3)
+    first, second = (fit(y, start, covariance=covariance, epsilon=0.0, steps=steps).mixture for steps in (1, 2))
+    r = first.responsibilities(y)[0].T
+    expected = [torch.cov(y[0].T, correction=0, aweights=weights) for weights in r]
+    torch.testing.assert_close(second.weights[0], r.mean(1))
+    torch.testing.assert_close(centres(second)[0], r @ y[0] / r.sum(1, keepdim=True))
+    for found, own in zip(omega(second)[0], expected, strict=True):
+        torch.testing.assert_close(found, own if covariance == "full" else own.diagonal().diag())
+    assert (centres(second) - centres(first)).abs().max() > 0.1
+
+
 def test_each_run_has_its_own_number_of_components() -> None:
     y = pairs(1, 600, 4, 5).expand(3, -1, -1).contiguous()
     start = kmeans_start(y, streams([1, 1, 1]), torch.tensor([1, 3, 5]), 5)
@@ -222,6 +238,26 @@ def test_a_start_finds_separate_clusters() -> None:
         for k in range(4):
             assert len(found[label == k].unique()) == 1
         assert len(found.unique()) == 4
+
+
+def test_a_start_takes_its_centres_far_from_each_other() -> None:
+    draw = torch.Generator().manual_seed(0)
+    label = torch.arange(8).repeat(25)
+    y = (torch.randn(200, 8, generator=draw) + 1000 * torch.eye(8)[label]).unsqueeze(0)
+    for seed in range(20):
+        found = kmeans_start(y, streams([seed]), torch.tensor([8]), 8, lloyd_steps=0)[0].argmax(1)
+        assert len(set(zip(label.tolist(), found.tolist(), strict=True))) == len(found.unique()) == 8
+
+
+def test_a_start_moves_until_each_row_is_nearest_to_the_mean_of_its_own_cluster() -> None:
+    y, valid = pairs(1, 300, 4, 3), torch.ones(1, 300, dtype=torch.bool)
+    valid[:, ::7] = False  # they join a cluster and do not move it
+    y[:, ::7] += 1.0
+    found = kmeans_start(y, streams([0]), torch.tensor([4]), 4, valid, lloyd_steps=100)[0].argmax(1)
+    z = (y[0] - y[valid].mean(0)) / y[valid].std(0, correction=0)
+    means = torch.stack([z[(found == k) & valid[0]].mean(0) for k in range(4)])
+    kept = valid[0]
+    assert torch.equal(torch.cdist(z, means).argmin(1)[kept], found[kept])
 
 
 def test_large_data_is_worked_off_in_chunks_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
