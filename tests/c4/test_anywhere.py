@@ -272,8 +272,8 @@ class ActionsFirst(Apart):
         (lambda: outside(Apart(), some_rows() / 0), "not finite"),
         (lambda: outside(Apart()).penalty(Apart(), Apart()), "before any rows were drawn"),
         (lambda: C4Anywhere(Apart(), Apart(), some_rows(9), some_rows(8), torch.ones(9)), r"\[9, 3\], \[8, 3\], \[9\]"),
-        (lambda: from_parts(some_rows()[:, 2]), r"shapes \[300, 2\], \[300\], \[300, 2\], \[300\], expected"),
-        (lambda: from_parts(some_rows(9)), r"shapes \[300, 2\], \[9, 3\]"),
+        (lambda: from_parts(some_rows()[:, 2]), r"are \[300, 2\], \[300\], \[300, 2\], \[300\], expected"),
+        (lambda: from_parts(some_rows(9)), r"are \[300, 2\], \[9, 3\]"),
         (
             lambda: drawn(Apart()).penalty(Apart(), Apart(), torch.ones(8)),
             r"td_loss has shape \[8\], expected one",

@@ -165,7 +165,7 @@ def test_careless_environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     record(f"{task}Careless-v0", 30, 0, tmp_path / "a.npz", ["random"], workers=0)
     data = load_dataset(tmp_path / "a.npz")
     np.testing.assert_array_equal(data.actions[:, 0], data.rewards)
-    found = r"recording .*Gaps-v0: simulated rows: 'observations' holds nan first in row 1, .* float32; run the same command again"
+    found = r"recording .*Gaps-v0: simulated rows: 'observations' holds nan first in row 1, .* float32; run the same"
     with pytest.raises(WorkFailed, match=found):
         record(f"{task}Gaps-v0", 30, 0, tmp_path / "b.npz", ["random"], workers=1)
     assert not list(tmp_path.glob("b.npz")) and not list(tmp_path.glob(".b.npz.recording/*.npz"))
