@@ -136,10 +136,10 @@ def test_a_constant_residual_is_all_mean_and_a_balanced_one_all_variance(launch:
     residual = launch.algorithm.td_errors(batch).detach()
     far = batch._replace(rewards=batch.rewards + 1000)  # |E[delta]| far above its spread
     (first, _) = gradient_cosines(launch, far, batch_size=64)
-    assert first["cosine_with_mean"] > 0.999 and first["variance_share"] < 0.01
+    assert first["td_cosine_with_mean"] > 0.999 and first["variance_share"] < 0.01
     balanced = batch._replace(rewards=batch.rewards - residual[:, 0].mean(1, keepdim=True))
     (first, _) = gradient_cosines(launch, balanced, batch_size=64)
-    assert first["variance_share"] > 0.9 and first["cosine_with_variance"] > 0.9
+    assert first["variance_share"] > 0.9 and first["td_cosine_with_variance"] > 0.9
 
 
 def test_the_residual_is_that_of_the_algorithms_own_target() -> None:
@@ -148,7 +148,7 @@ def test_the_residual_is_that_of_the_algorithms_own_target() -> None:
     with torch.no_grad():
         launch.algorithm.value.mlp.biases[-1].add_(1000)  # iql backs up V, and no action's Q
     (found,) = gradient_cosines(launch, launch.buffer.gather(torch.arange(100).unsqueeze(0)), batch_size=50)
-    assert found["cosine_with_mean"] > 0.999 and found["variance_share"] < 0.01
+    assert found["td_cosine_with_mean"] > 0.999 and found["variance_share"] < 0.01
 
 
 # -- spectra and clusters

@@ -83,6 +83,8 @@ def test_only_the_sets_of_the_chosen_methods_have_panels(trained: Trained, tmp_p
     assert seen == [{("BC", task) for task in TASKS}]
     with pytest.raises(InputError, match="has no run of it"):
         draw("curves", tmp_path / "b.png", None, ("CQL",), None, trained.store.folder, Path())
+    with pytest.raises(InputError, match="has no run of it"):  # BC has no critic whose cosines could be drawn
+        draw("cosines", tmp_path / "b.png", "main", ("BC",), None, trained.store.folder, Path())
 
 
 def test_a_radar_has_room_for_every_score_and_its_labels(trained: Trained) -> None:
@@ -125,6 +127,9 @@ def test_theorem_1s_terms_and_the_cosines_are_drawn_from_the_store(trained: Trai
         assert axis.get_title() == method.label
         assert [len(line.get_ydata()) for line in axis.lines] == [2, 2]
     assert "∇Var[δ]" in words(figure)
+    variance, mean = (np.array(line.get_ydata()) for line in figure.axes[0].lines)
+    leads = [entry.curve("variance_lead")[1] for entry in entries]
+    assert list(np.mean(leads, axis=0)) == pytest.approx(list(variance - mean))
 
 
 @pytest.mark.parametrize("name", ["curves", "profiles", "improvement", "radar", "terms"])

@@ -107,7 +107,7 @@ def test_terms_are_shown_with_scores_and_their_rank_correlation(
 ) -> None:
     job = make_folder(tmp_path / "job", seeds=tuple(range(5)))  # a later seed scores more
     found = {
-        "cosines": {"cosine_with_variance": 0.9, "cosine_with_mean": 0.1},
+        "cosines": {"td_cosine_with_variance": 0.9, "td_cosine_with_mean": 0.1},
         "q": {"bound": "inf"} | {kind: {"mean": "nan"} for kind in ("data", "policy", "random")},
     }
     terms = {"variance": 1, "cross_share": 1, "base_variance": 1, "by_step": [], "gap_order": None, "B": 3.0}

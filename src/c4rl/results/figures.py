@@ -44,7 +44,7 @@ FIGURES = {
         Drawing("effective-k", curves, "effective-k", quantity="c4_effective_K"),
         Drawing("trace", curves, "trace", quantity="cross_covariance_trace_exact"),
         Drawing("terms", terms, "inside"),
-        Drawing("cosines", cosines, "inside"),
+        Drawing("cosines", cosines, "inside", quantity="variance_lead"),
         Drawing("radar", radar, "main", SHOWN, theirs=PAPER.paper),
     )
 }

@@ -35,14 +35,15 @@ RESULTS = 1  # to be counted up whenever training itself changes, so that older 
 # fields of a job that its entry holds in forms of their own: a path becomes its content's sha256, seeds one seed
 APART = ("algorithm", "plugins", "options", "plugin_options", "dataset", "task", "seeds")
 ENTRY = {"schema", "results", "run", "config", "dataset", "environment", "versions", "curve", "stopped", "made"}
-# what is kept of the metrics, where a run logs it; the first entries have none
+# what is kept of the metrics, where a run logs it; the first entries have none. Some have cosine_with_*, which nothing
+# reads: of the error of the evaluated policy, not of the algorithm's own TD loss
 WATCHED = (
     "q",
     "c4_effective_K",
     *(f"cross_covariance_trace_{mode}" for mode in ("exact", "proxy")),
     *(f"td_{term}" for term in "ABC"),
-    "cosine_with_variance",
-    "cosine_with_mean",
+    "td_cosine_with_variance",
+    "td_cosine_with_mean",
     *CRITERIA.values(),
 )
 LATER = {"watched", "selected"}  # fields that not every entry has
@@ -81,6 +82,9 @@ class Entry:
         """Updates, and the score or a watched metric there; empty where it was not logged."""
         if quantity == "score":
             return np.array(self.updates), self.scores
+        if quantity == "variance_lead":
+            updates, variance = self.curve("td_cosine_with_variance")
+            return updates, variance - self.curve("td_cosine_with_mean")[1]
         points = np.array(self.data.get("watched", {}).get(quantity, [])).reshape(-1, 2)
         return points[:, 0], points[:, 1]
 

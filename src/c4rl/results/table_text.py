@@ -173,7 +173,8 @@ def is_far(table: ResultTable, method: Method, task: str, cell: Cell, which: str
 
 def number(table: ResultTable, value: float, sign: str = "") -> str:
     """sign: "+" of a difference."""
-    return f"{value:{sign}.1f}" if "trace" not in table.quantity else f"{value:{sign}.3g}"
+    digits = {"cross_covariance_trace_exact": ".3g", "variance_lead": ".2f"}
+    return f"{value:{sign}{digits.get(table.quantity, '.1f')}}"
 
 
 def with_interval(table: ResultTable, value: float, interval: Interval, sign: str = "") -> str:

@@ -32,6 +32,7 @@ QUANTITIES = {
     "score": "D4RL-normalised score",
     "c4_effective_K": "clusters with a weight above 0.02",
     "cross_covariance_trace_exact": "tr(Ĉ)/m of gradients",
+    "variance_lead": "cos(∇E[δ²], ∇Var[δ]) - cos(∇E[δ²], ∇(E[δ])²)",
 }
 
 
@@ -120,9 +121,10 @@ class ResultTable:
             replace(owner, **{f.name: method.options[f.name] for f in fields(owner) if f.name in method.options})
             for owner in owners
         ]
+        updates = method.job.get("updates", self.updates)
         budget = {
-            "updates": self.updates,
-            "eval_every": self.updates // self.evaluations,
+            "updates": updates,
+            "eval_every": updates // self.evaluations,
             "eval_episodes": self.episodes,
             "monitor": algorithm_class(method.algorithm).has_critic,
             "ensemble": method.members if method.members > 1 else 0,

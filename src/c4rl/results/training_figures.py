@@ -76,7 +76,7 @@ def _extent(values: np.ndarray) -> tuple[float, float]:
 # -- inside the critic (the paper's first figure)
 
 TERMS = {"td_A": "A", "td_B": "B", "td_C": "C"}
-COSINES = {"cosine_with_variance": "with ∇Var[δ]", "cosine_with_mean": "with ∇(E[δ])²"}
+COSINES = {"td_cosine_with_variance": "with ∇Var[δ]", "td_cosine_with_mean": "with ∇(E[δ])²"}
 
 
 def terms(drawing: Drawing, table: ResultTable, filled: Filled) -> Figure:

@@ -43,7 +43,7 @@ def _of_batch(launch: Launch, batch: Batch) -> dict[str, Tensor]:
     cosine = torch.nn.functional.cosine_similarity
     second = parts["loss"].detach()
     return {
-        "cosine_with_variance": cosine(gradients["loss"], gradients["variance"], dim=2),
-        "cosine_with_mean": cosine(gradients["loss"], gradients["mean"], dim=2),
+        "td_cosine_with_variance": cosine(gradients["loss"], gradients["variance"], dim=2),
+        "td_cosine_with_mean": cosine(gradients["loss"], gradients["mean"], dim=2),
         "variance_share": parts["variance"].detach() / second.clamp_min(torch.finfo(second.dtype).tiny),
     }

@@ -76,7 +76,9 @@ def _parts() -> Iterator[Method]:
         "λ auto": {"lambda_": "auto"},
         "unbiased estimator": {"estimator": "unbiased"},
         "exact gradients": {"mode": "exact"},
+        "every 20 updates": {"period": 20},
         "every 50 updates": {"period": 50},
+        "every 1,000 updates": {"period": 1000},
         "the actor on the cluster's rows": {"actor_rows": "cluster"},
     }
     for label, options in changes.items():
@@ -235,6 +237,18 @@ TABLES = (
         updates=20_000,
         paper="",
         note="CQL has 4,000 updates.",
+    ),
+    ResultTable(
+        "variance",
+        "Whether updates follow the variance of the TD error rather than its mean: networks of 2 x 64 units",
+        tuple(small_methods(20_000, 4000)),
+        EIGHT,
+        quantity="variance_lead",
+        updates=20_000,
+        paper="",
+        shows="first figure: which part of the TD loss moves the critic",
+        headline=("TD3+BC", "TD3+BC + C4", "CQL", "CQL + C4"),
+        note="Above 0, the variance moves the critic more. CQL has 4,000 updates.",
     ),
     ResultTable(
         "ingredients",

@@ -14,8 +14,8 @@ OTHER_DATA = (
     "The paper's numbers are from D4RL's rows, ours from rows that we recorded (c4rl/...): **other data**, same task. "
 )
 BUDGET = "BC and IQL have 10,000 updates, CQL 5,000, best 10,000 where it clones and 40,000 where it learns values."
-CQL_JOB = {"updates": 5000, "eval_every": 2500}  # an update costs as much as seven of TD3+BC
-SHORT = {"updates": 10_000, "eval_every": 5000}
+CQL_JOB = {"updates": 5000}  # an update costs as much as seven of TD3+BC
+SHORT = {"updates": 10_000}
 
 
 def with_c4(base: Method) -> Method:

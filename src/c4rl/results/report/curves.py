@@ -28,8 +28,8 @@ LOGGED_TERMS = {
     "td_A": "A",
     "td_B": "B",
     "td_C": "C",
-    "cosine_with_variance": "Cosine of grad E[delta^2] with grad Var[delta]",
-    "cosine_with_mean": "Cosine of grad E[delta^2] with grad (E[delta])^2",
+    "td_cosine_with_variance": "Cosine of grad E[delta^2] with grad Var[delta]",
+    "td_cosine_with_mean": "Cosine of grad E[delta^2] with grad (E[delta])^2",
 }
 CLUSTERS = {
     "c4_effective_K": "Clusters with 2% of the rows or more",

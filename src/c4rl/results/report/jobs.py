@@ -23,7 +23,7 @@ from c4rl.training.run_directory import NOT_FINITE, job_config, job_summary
 from c4rl.training.summary import CRITERIA, FAILED, MARK
 
 TIMINGS = ("total_seconds", "evaluation_seconds", "clustering_seconds", "run_updates_per_second")
-COSINES = {"cosine_with_variance": "with grad Var", "cosine_with_mean": "with grad mean^2"}
+COSINES = {"td_cosine_with_variance": "with grad Var", "td_cosine_with_mean": "with grad mean^2"}
 NEEDED = (  # of each run in the file of `c4rl diagnose --save`
     ("run",),
     *(("terms", name) for name in (*TERMS, "by_step", "gap_order")),

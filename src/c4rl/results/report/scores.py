@@ -29,6 +29,11 @@ def _add_kind(page: Page, kind: str, methods: list[Method]) -> None:
     """Of methods whose scores compare."""
     rows: list[list[Any]] = []
     bars: list[tuple[str, float, float | None, float | None]] = []
+    digits = 1 if kind == "normalised score" else 9  # errors and raw returns may be of any size
+
+    def mean(values: list[float]) -> float:
+        return round(float(np.mean(values)), digits)
+
     for method in methods:
         curves, late = method.curves, method.late()
         if not late:
@@ -41,10 +46,10 @@ def _add_kind(page: Page, kind: str, methods: list[Method]) -> None:
             [
                 method.name + method.mark,
                 len(late),
-                float(np.mean(late)),
-                f"{number(low)} to {number(high)}" if finite else "one run: unknown",
-                float(np.mean([values[-1] for _, values in curves])),
-                float(np.mean([best(values) for _, values in curves])),
+                mean(late),
+                f"{number(round(low, digits))} to {number(round(high, digits))}" if finite else "one run: unknown",
+                mean([values[-1] for _, values in curves]),
+                mean([best(values) for _, values in curves]),
                 max(updates[-1] for updates, _ in curves),
             ]
         )
