@@ -83,6 +83,7 @@ def test_td_errors_are_those_of_the_updates_own_loss(algorithm: str, options: di
             if name.startswith("target_"):  # else they equal what they are the targets of
                 network.mlp.biases[-1].add_(0.3)
     batch = launch.buffer.gather(torch.arange(32).unsqueeze(0))
+    batch.continues[:, ::5], batch.next_valid[:, ::3] = 0, False  # some rows end an episode, some are cut
     launch.step.fill_(step)
     errors = own.td_errors(batch)
     assert errors.requires_grad

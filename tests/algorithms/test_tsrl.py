@@ -241,6 +241,15 @@ def test_dropping_terminals_hides_every_end() -> None:
     assert found < 1e3 and not torch.isclose(found, expected)
 
 
+def test_a_batch_of_terminals_alone_leaves_the_policy_finite() -> None:
+    algorithm, launch = algorithm_of(drop_terminals=True)
+    advance(launch, STAGE_ONE)
+    batch = batch_at(launch, STAGE_ONE + 1)
+    batch = batch._replace(continues=torch.zeros_like(batch.continues))
+    algorithm.update(batch, STAGE_ONE + 2, batch)
+    assert all(torch.isfinite(parameter).all() for parameter in algorithm.actor.parameters())
+
+
 # -- plug-ins
 
 
@@ -322,7 +331,7 @@ def test_options_without_sense_are_refused(option: str, value: Any) -> None:
 def test_data_without_a_transition_to_model_are_refused(tmp_path: Path) -> None:
     terminals = np.ones(240, bool)
     data = save_npz(tmp_path / "one_step.npz", terminals=terminals, timeouts=~terminals)
-    message = r"one_step\.npz: found 0 transitions that end no episode, expected 2 or more"
+    message = r"one_step\.npz: found 0 rows to train on that end no episode, expected 2 or more"
     with pytest.raises(InputError, match=message):
         prepare(small_config("tsrl", dataset=data))
     terminals[::20] = False

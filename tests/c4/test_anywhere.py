@@ -334,12 +334,41 @@ def test_rows_may_be_drawn_in_any_mode(mode: Any) -> None:
     def critic(x: torch.Tensor) -> torch.Tensor:
         return (x.pow(3) * torch.tensor([1.0, 2.0, -3.0])).sum(1)
 
+    table = torch.nn.Parameter(some_rows())
     plain, other = (outside(critic, config={"mode": "exact", "K": 3, "period": 2}) for _ in range(2))
     for _ in range(5):
         expected = plain.rows(32)
         with mode():
-            assert torch.equal(other.rows(32), expected)
-        assert other.report == plain.report
+            rows = other.rows(32)
+        assert torch.equal(rows, expected) and other.report == plain.report
+        table[rows].sum().backward()  # rows of inference mode could not be differentiated
+
+
+@pytest.mark.parametrize("mode", ["proxy", "exact"])
+def test_an_object_made_in_inference_mode_works_outside_of_it(mode: str) -> None:
+    critic = Apart()
+    with torch.inference_mode():
+        c4 = outside(critic, config={"mode": mode, "period": 2, "lambda_": "auto"})
+    for _ in range(5):
+        c4.rows(32)
+        c4.penalty(critic, critic, torch.ones((), dtype=torch.float64)).backward()
+
+
+@pytest.mark.parametrize("mode", ["proxy", "exact"])
+def test_rows_in_half_precision_have_a_penalty_in_single(mode: str) -> None:
+    """Sums of squares of small gradients vanish in float16."""
+    torch.manual_seed(0)
+    critic = Apart()
+    with torch.no_grad():
+        critic.body.weight.mul_(1e-2)
+        critic.body.bias.mul_(1e-2)
+    halves = some_rows().half()
+    with torch.autocast("cpu", torch.float16):
+        c4 = drawn(critic, x=halves, config={"mode": mode})
+        found = c4.penalty(critic, critic)
+    expected = outside(critic, halves.float(), config={"mode": mode}).penalty(critic, critic, rows=c4.last_rows)
+    assert found.dtype == torch.float32 and 0 < expected < 1e-4
+    torch.testing.assert_close(found, expected, rtol=0.05, atol=0)
 
 
 def test_without_weight_there_is_no_penalty() -> None:

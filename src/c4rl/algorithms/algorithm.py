@@ -297,7 +297,8 @@ class Algorithm(ABC):
         raise NotImplementedError
 
     def td_errors(self, batch: Batch) -> Tensor:
-        """y - Q(s, a) of this update's TD loss [R, M, B], with a graph into the critics."""
+        """y - Q(s, a) of this update's TD loss [R, M, B], with a graph into the critics; also of rows that the loss
+        leaves out (--drop-terminals)."""
         assert self.critics is not None
         q = self.critics[0].at(self.critic_inputs(batch.state_actions)).q
         return self.regression_target(batch).unsqueeze(1) - q

@@ -98,8 +98,8 @@ class TSRL(TD3):
     @classmethod
     def select_rows(cls, config: Any, dataset: Dataset) -> Dataset:
         if (found := int((~dataset.terminals).sum())) < 2:
-            wanted = "2 or more, on which the dynamics model is trained"
-            raise InputError(f"{dataset.source}: found {found} transitions that end no episode, expected {wanted}")
+            what = f"{found} rows to train on that end no episode"
+            raise InputError(f"{dataset.source}: found {what}, expected 2 or more: the dynamics model learns from them")
         return dataset
 
     @classmethod
@@ -211,7 +211,7 @@ class TSRL(TD3):
         noise, trusted = self._trusted_noise(batch, z_s, z_a, forward_step)
         asked = torch.cat([torch.cat([z_s, z_s + noise], dim=1), z_a.repeat(1, 2, 1)], dim=2)
         q, weights = self.critic.at(asked, frozen=True).q.amin(1), torch.cat([used, trusted], dim=1)
-        scale = config.alpha / mean_over(q.detach().abs(), weights)
+        scale = config.alpha / mean_over(q.detach().abs(), weights).clamp_min(1e-12)  # 0 where no row counts
         held = config.latent_cloning * cloning + config.policy_symmetry * asymmetry
         self.actor_step(batch, actions, held - scale * mean_over(q, weights))
         self.remember(latent_cloning=cloning, policy_asymmetry=asymmetry, trusted_noise=trusted.mean(1))

@@ -45,7 +45,7 @@ def _weighting(returns: dict[str, Any]) -> Setting:
     if returns["spread"] == 0:
         return Setting(name, "no", "All trajectories have the same return.")
     if not returns["comparable"]:
-        reason = "Trajectories start apart, or only one is long enough: their returns do not compare."
+        reason = "Returns do not compare: trajectories start apart, or only one is long enough."
         return Setting(name, "no", f"{reason} The plug-in returns would draw all rows alike.")
     if gain < GAIN * abs(returns["best"]):
         return Setting(name, "no", f"{facts}: too little gain.")

@@ -29,7 +29,7 @@ class ReturnsConfig(Options):
     return_floor: PerRun = option(0.0, at_least=0, at_most=1)
     """Share of the batch that is drawn uniformly from all rows."""
     return_rows: PerRun = option(0.0, at_least=0, at_most=1)
-    """Least share of all rows that is effectively left, counted as (sum w)² / sum w²: T rises until it is."""
+    """Keep at least this share of all rows in effect, counted as (sum w)² / sum w²: T rises until it is reached."""
     return_starts: PerRun = option(START_SPREAD, at_least=0, at_most=1e6)
     """Draw all rows alike if the variance of first observations is this share of all observations' variance or more
     (median over dimensions): returns compare behaviours only if trajectories start alike."""

@@ -236,6 +236,8 @@ def list_jobs(jobs: Sequence[Job], store: Store, measured: Sequence[Rate]) -> st
         how = f" (guessed from {minutes.guessed_from})" if minutes is not None and minutes.guessed_from else ""
         what = f"{job.runs} runs in {_launches([job])}, {job.run_updates:,} updates in all"
         lines.append(f"{job.config.output.name}: {what}, {_duration([minutes])}{how}")
+    if not jobs:
+        return "nothing is missing"
     return "\n".join([*lines, f"{len(jobs)} jobs in {_launches(jobs)}: {_duration(found)}"])
 
 

@@ -61,36 +61,37 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def mean_interval(scores: Array) -> Interval:
-    """Of the mean of [runs] or [runs, tasks]; infinite for a single run."""
+    """The interval of the mean of [runs] or [runs, tasks]; infinite for fewer than two runs."""
     return weighted_interval((scores, 1.0))
 
 
 def difference_interval(scores: Array, others: Array) -> Interval:
-    """Of the difference between two means, likewise."""
+    """The interval of the difference between two means, likewise."""
     return weighted_interval((scores, 1.0), (others, -1.0))
 
 
 def weighted_interval(*parts: tuple[Array, float | Array]) -> Interval:
-    """Of a sum of means of [runs] or [runs, tasks], each times its weight, or each task's mean times its own.
+    """The interval of Σ weight · mean(scores): scores are [runs] or [runs, tasks], a weight is one number or one a task.
 
     Student's interval of one mean, Welch's of a difference. Spreads of tasks differ too: Satterthwaite's degrees of
-    freedom are for both.
+    freedom are for both. With two or three runs it still covers only 90 to 93% where one task varies ten times as much
+    as the others.
     """
     means, variances, freedoms = [], [], []  # of each task
     for scores, weight in parts:
-        columns = np.reshape(scores, (len(scores), -1))
-        runs, tasks = columns.shape
-        weights = np.broadcast_to(weight, tasks) / tasks
-        if runs < 2:
+        if (runs := len(scores)) < 2:
             return Interval(-math.inf, math.inf)
+        columns = np.reshape(scores, (runs, -1))
+        tasks = columns.shape[1]
+        weights = np.broadcast_to(weight, tasks) / tasks
         means.append(weights * columns.mean(0))
         variances.append(weights**2 * columns.var(0, ddof=1) / runs)
         freedoms.append(np.full(tasks, runs - 1))
     centre, variance = float(np.concatenate(means).sum()), np.concatenate(variances)
     if not variance.any():
         return Interval(centre, centre)
-    freedom = variance.sum() ** 2 / float((variance**2 / np.concatenate(freedoms)).sum())
-    half = student_quantile((1 + LEVEL) / 2, float(freedom)) * math.sqrt(variance.sum())
+    freedom = float(variance.sum() ** 2 / (variance**2 / np.concatenate(freedoms)).sum())
+    half = student_quantile((1 + LEVEL) / 2, round(freedom, 6)) * math.sqrt(variance.sum())
     return Interval(centre - half, centre + half)
 
 

@@ -199,7 +199,7 @@ def read_entry(path: Path) -> Entry:
     try:
         named, module = fingerprint(data["run"]), imported_by(entry.task)
         _ = entry.identity
-    except (KeyError, TypeError, AttributeError, ValueError):
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError):
         raise InputError(f"{path}: field 'run' lacks what determines a run") from None
     if module is not None:
         raise InputError(f"{path}: its task would import the Python module '{module}', expected one that does not")

@@ -178,7 +178,9 @@ def number(table: ResultTable, value: float, sign: str = "") -> str:
 
 
 def with_interval(table: ResultTable, value: float, interval: Interval, sign: str = "") -> str:
-    """As in 44.9 [42.3, 47.6]."""
+    """As in 44.9 [42.3, 47.6]; of a single run without."""
+    if not np.isfinite(interval.low):
+        return number(table, value, sign)
     low, high = (number(table, end, sign) for end in interval)
     return f"{number(table, value, sign)} [{low}, {high}]"
 

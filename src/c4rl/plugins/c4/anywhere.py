@@ -43,6 +43,7 @@ class C4Anywhere:
     such a layer, name the layer with `head`.
     """
 
+    @torch.inference_mode(False)  # here and below: what is made in that mode cannot be changed or differentiated later
     def __init__(
         self,
         critic: CriticFunction,
@@ -64,7 +65,10 @@ class C4Anywhere:
         self.action_dim, self.joined = action_dim, joined
         self.x, self.x_next, self.valid = state_actions, next_state_actions, next_valid.bool()
         self._check_rows()
-        device, dtype = state_actions.device, state_actions.dtype
+        device = state_actions.device
+        self.dtype = dtype = torch.promote_types(
+            state_actions.dtype, torch.float32
+        )  # of statistics: rows may be halves
         self.step = torch.zeros((), dtype=torch.int64, device=device)
         self.streams = Streams([seed], self.step, dtype)
         self.clustering = Clustering(self.config, [seed], [0], [len(state_actions)], device)
@@ -78,6 +82,7 @@ class C4Anywhere:
         self._refresh()
 
     @classmethod
+    @torch.inference_mode(False)
     def from_transitions(
         cls,
         critic: CriticFunction,
@@ -126,6 +131,7 @@ class C4Anywhere:
         if self._updates - self._clustered_at >= self.config.period:
             self._refresh()
 
+    @torch.inference_mode(False)
     def draw(self, batch_size: int) -> Tensor:
         """Like `rows`, but from the present clusters: never evaluates the critic, so another thread may draw ahead."""
         self._updates += 1
@@ -189,7 +195,7 @@ class C4Anywhere:
         """
         rows = self.last_rows if rows is None else rows
         if self.weighted_penalty.is_zero:
-            weighted = self.x.new_zeros(())
+            weighted = self.x.new_zeros((), dtype=self.dtype)
         else:
             if g is None:
                 x = self.x[rows]
@@ -209,8 +215,8 @@ class C4Anywhere:
                 )
             if td_loss is not None and td_loss.numel() != 1:
                 raise InputError(f"C4Anywhere: td_loss has shape {list(td_loss.shape)}, expected one number, a mean")
-            td_loss = td_loss.reshape(1, 1) if td_loss is not None else None
-            g, g_next = g.to(self.x.dtype), g_next.to(self.x.dtype)
+            td_loss = td_loss.reshape(1, 1).to(self.dtype) if td_loss is not None else None
+            g, g_next = g.to(self.dtype), g_next.to(self.dtype)
             with torch.autocast(self.x.device.type, enabled=False):  # C is a small difference of large sums
                 weighted = self.weighted_penalty(g_next[None], g[None], self.valid[rows][None], td_loss).sum()
         self.report["c4_penalty"] = weighted.detach()
@@ -259,11 +265,12 @@ class C4Anywhere:
             raise InputError("C4Anywhere: the rows hold numbers that are not finite, expected finite ones")
 
     def _refresh(self) -> None:
-        kind, dtype = self.x.device.type, self.x.dtype
+        kind, dtype = self.x.device.type, self.dtype
         autocast = torch.is_autocast_enabled(kind)
 
         def gradients(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            with torch.autocast(kind, enabled=autocast):  # the critic as the loop has it
+            # the critic as the loop has it; before 2.11, PyTorch keeps casts made without grad for later calls with it
+            with torch.autocast(kind, enabled=autocast, cache_enabled=False):
                 g_next = self._gradients(self.target, self.x_next[rows[0]], create_graph=False)
                 g = self._gradients(self.critic, self.x[rows[0]], create_graph=False)
             return g_next.unsqueeze(0).to(dtype), g.detach().unsqueeze(0).to(dtype), self.valid[rows]

@@ -140,7 +140,10 @@ def _need(path: Path, data: Any, *places: tuple[str, ...]) -> None:
         inner = data
         for name in place:
             if not isinstance(inner, dict) or name not in inner:
-                raise InputError(f"{path}: field '{'.'.join(place)}' is missing, expected the file as c4rl wrote it")
+                again = " (c4rl diagnose --save writes it anew)" if path.name == "diagnostics.json" else ""
+                raise InputError(
+                    f"{path}: field '{'.'.join(place)}' is missing, expected the file as this c4rl writes it{again}"
+                )
             inner = inner[name]
 
 
