@@ -43,9 +43,11 @@ class Broken(gymnasium.Env):
             os._exit(3)
         if self.how == "raises":
             raise ValueError("the joint came off")
+        if self.how == "inverts":
+            np.linalg.inv(np.zeros((2, 2)))
         return np.zeros(3), 1.5, True, False, {}
 
-for how in ("dies", "raises", "talks"):
+for how in ("dies", "raises", "inverts", "talks"):
     gymnasium.register(f"{how.title()}-v0", entry_point=Broken, kwargs={"how": how}, max_episode_steps=5)
 """
 
@@ -154,11 +156,14 @@ def test_an_environment_that_kills_its_worker_is_reported_not_tried_for_ever(bro
         pool.evaluate([random_policy(task, 0, (8,))], 2, seed=0)
 
 
-def test_what_an_environment_raises_reaches_the_caller(broken: str) -> None:
-    task = get_task(f"{broken}Raises-v0")
+@pytest.mark.parametrize(
+    ("how", "message"), [("Raises", "ValueError: the joint came off"), ("Inverts", "LinAlgError: Singular matrix")]
+)
+def test_what_an_environment_raises_reaches_the_caller_with_its_own_line(how: str, message: str, broken: str) -> None:
+    task = get_task(f"{broken}{how}-v0")
     with (
         EvaluationPool(task, workers=1) as pool,
-        pytest.raises(RuntimeError, match=r"ValueError: the joint came off \(.*\.py, line \d+\)"),
+        pytest.raises(RuntimeError, match=rf"{message} \(.*broken_environments\.py, line \d+\)"),
     ):
         pool.evaluate([random_policy(task, 0, (8,))], 2, seed=0)
 

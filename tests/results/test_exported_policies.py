@@ -135,7 +135,7 @@ def test_evaluations_that_do_not_go_together_are_refused(
 
 
 def test_scores_of_the_card_come_with_intervals_over_seeds() -> None:
-    from c4rl.jobs.config import TrainConfig
+    from c4rl.jobs.config import empty_config
     from c4rl.jobs.runs import Run
     from c4rl.results.model_card import Provenance, card
 
@@ -145,7 +145,8 @@ def test_scores_of_the_card_come_with_intervals_over_seeds() -> None:
         seed: [{"seed": seed, "update": 100 * i, "score": s, "returns": [s]} for i, s in enumerate(own, 1)]
         for seed, own in scores.items()
     }
-    config = TrainConfig("td3_bc", (Path("x/hopper.npz"),), ("hopper-medium-v2",), Path("job"))
+    where = {"dataset": Path("x/hopper.npz"), "task": "hopper-medium-v2", "output": Path("job")}
+    config = empty_config("td3_bc", ("none",), **where)
     text = card(Provenance(config, runs[:1], runs, {2: "nan"}, "best", records, "00", {}), some_policy(0), "p.npz")
     assert "| seed_0, update 100 | 90.0 | - | its own |" in text  # the best of its evaluations, as asked for
     assert "| last evaluation of every seed | 20.0 | -4.8 to 44.8 | 3 |" in text  # 20 +- 4.303 * 10 / sqrt(3)

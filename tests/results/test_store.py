@@ -214,6 +214,7 @@ def test_a_disk_that_fills_up_takes_no_entry_of_a_job(
         (lambda entry: entry.update(curve=[]), "its results are not as c4rl writes them"),
         (lambda entry: entry["curve"][0][1].clear(), "its results are not as c4rl writes them"),
         (lambda entry: entry["curve"][0][1].append(float("nan")), "its results are not as c4rl writes them"),
+        (lambda entry: entry["curve"][0][1].append(10**400), "its results are not as c4rl writes them"),
         (lambda entry: entry.update(curve=[1.0]), "its results are not as c4rl writes them"),
         (lambda entry: entry.update(made={}), "its results are not as c4rl writes them"),
         (lambda entry: entry.update(stopped="then"), "its results are not as c4rl writes them"),

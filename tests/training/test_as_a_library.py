@@ -103,6 +103,17 @@ def test_options_of_another_method_are_refused(given: dict[str, Any], found: str
         c4rl.empty_config("td3_bc", ("c4",), dataset=Path("logs.npz"), output=Path("job"), **given)
 
 
+def test_a_config_changed_to_another_method_is_refused_without_its_options() -> None:
+    config = c4rl.empty_config("td3_bc", "c4", dataset=Path("logs.npz"), output=Path("job"))
+    assert config.plugins == ("c4",)
+    with pytest.raises(
+        c4rl.InputError, match=r"^options, plugin_options: found TD3BCConfig and C4Config, expected CQL"
+    ):
+        replace(config, algorithm="cql")
+    with pytest.raises(c4rl.InputError, match=r"found TD3BCConfig and C4Config, expected TD3BCConfig$"):
+        replace(config, plugins=("none",))
+
+
 def test_every_public_name_is_offered_for_completion() -> None:
     code = "import sys, c4rl; assert {*c4rl.__all__} <= {*dir(c4rl)}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -131,9 +142,20 @@ def float64_by_default() -> Iterator[None]:
         torch.set_default_dtype(torch.float32)
 
 
+@contextmanager
+def products_in_16_bits() -> Iterator[None]:
+    torch.set_float32_matmul_precision("medium")
+    try:
+        yield
+        assert torch.get_float32_matmul_precision() == "medium"  # given back
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
 @pytest.mark.parametrize(
     "around",
     [
+        products_in_16_bits,
         torch.no_grad,
         torch.inference_mode,
         partial(torch.device, "meta"),
@@ -147,7 +169,8 @@ def test_what_the_program_around_has_set_in_pytorch_does_not_matter(
     values = {"dataset": save_npz(tmp_path / "logs.npz"), "task": "none", "updates": 2}
     for folder, modes in (("plain", nullcontext), ("job", around)):
         with modes():
-            c4rl.train(small_config("td3_bc", ("c4", "returns"), **values, output=tmp_path / folder))
+            wide = {"batch_size": 256, "hidden_width": 256}  # the CPU multiplies small matrices in full precision
+            c4rl.train(small_config("td3_bc", ("c4", "returns"), **values, **wide, output=tmp_path / folder))
             c4rl.resume(tmp_path / folder, updates=4)
     assert_same_tensors(tmp_path / "plain", tmp_path / "job")
 

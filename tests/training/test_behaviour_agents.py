@@ -203,8 +203,9 @@ def test_actions_that_cannot_be_explored_are_refused(
     name: str, space: gymnasium.Space, sentence: str, tmp_path: Path
 ) -> None:
     gymnasium.register(name, type("Other", (Follow,), {"action_space": space}), max_episode_steps=10)
+    good, bad = (BehaviourConfig(**SMALL | {"task": task}) for task in (SMALL["task"], f"gym:{name}"))
     with pytest.raises(InputError, match=f"task 'gym:{name}': {sentence}"):
-        train(tmp_path / "agent", task=f"gym:{name}")
+        train_together([(good, tmp_path / "good", 0), (bad, tmp_path / "bad", 0)], print_line=lambda line: None)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -23,7 +23,7 @@ from c4rl.environments.tasks import Task
 from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.runs import RunKey
 from c4rl.training import evaluation, event_file
-from c4rl.training.checkpoint import load_checkpoint, load_progress, policy_updates
+from c4rl.training.checkpoint import load_checkpoint, load_policy_file, load_progress, policy_updates
 from c4rl.training.launch import Launch
 from c4rl.training.run_directory import RunDirectory
 from tests.cli.support import assert_same_tensors, listing, metric_lines, run, summary
@@ -177,7 +177,7 @@ def test_an_end_before_policies_that_were_scored(plain_data: Path, tmp_path: Pat
 
 def test_killed_while_the_end_was_scored(plain_data: Path, tmp_path: Path) -> None:
     """Its evaluation is in metrics.jsonl, and no checkpoint has counted it."""
-    folder, every = tmp_path / "job", ["--dataset", plain_data, "--eval-every", "8"]
+    folder, every = tmp_path / "job", ["--dataset", plain_data, "--eval-every", "8", "--monitor"]
     begin(folder, *every, at=15)
 
     def cut(self: loop.Trainer, step: int, forced: bool = False) -> None:
@@ -233,6 +233,59 @@ def test_the_best_and_selected_policies_are_those_of_the_scores(
         assert_same_tensors(folder, straight, f"policy_{which}")
     assert not list(folder.glob("pending_*"))
     assert shown == [summary(folder)["best"]["scores"]]  # in the live table
+
+
+def test_the_best_policy_is_not_marked_by_a_failure_after_the_end(
+    maze_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run diverged after the checkpoint that the job ends at: the file of its best policy was written again."""
+    falling, update = iter(range(1000)), Launch.update
+
+    def diverge(self: Launch, step: int) -> None:
+        if step == 13:
+            with torch.no_grad():
+                for parameter in self.algorithm.networks["actor"].parameters():
+                    parameter[1].fill_(torch.nan)
+        update(self, step)
+
+    monkeypatch.setattr(evaluation, "score_record", lambda task, returns: {"score": -next(falling), "returns": [0.0]})
+    folder = tmp_path / "job"
+    flags = ["--task", "maze2d-open-dense-v0", "--dataset", maze_data, "--eval-episodes", "1", "--eval-every", "2"]
+    with monkeypatch.context() as patched:
+        patched.setattr(Launch, "update", diverge)
+        begin(folder, *flags, at=15)
+    path = folder / "policy_best.safetensors"
+    assert load_policy_file(path)[1]
+    assert run("train", "--resume", folder, "--updates", "10") == 0
+    assert not load_policy_file(path)[1] and not any(one["failed"] for one in summary(folder)["runs"])
+
+
+def test_a_best_policy_of_an_update_after_the_end_is_refused(
+    maze_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It took the place of the one that the job should have, and no copy of that is left."""
+    rising = iter(range(1000))
+    monkeypatch.setattr(evaluation, "score_record", lambda task, returns: {"score": next(rising), "returns": [0.0]})
+    folder = tmp_path / "job"
+    flags = ["--task", "maze2d-open-dense-v0", "--dataset", maze_data, "--eval-episodes", "1", "--eval-every", "2"]
+    begin(folder, *flags, at=17)
+    (folder / "pending_best.safetensors").unlink()
+    before = listing(folder)
+    assert run("train", "--resume", folder, "--updates", "10") == 2
+    assert "policy_best.safetensors: found a policy of update 16" in capsys.readouterr().err
+    assert listing(folder) == before
+
+
+def test_no_evaluation_stays_pending_after_the_end(
+    maze_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, flags = tmp_path / "job", ["--task", "maze2d-open-dense-v0", "--dataset", maze_data, "--eval-episodes", "1"]
+    with monkeypatch.context() as patched:
+        patched.setattr(evaluation.SimulatorScores, "done", lambda self: False)
+        begin(folder, *flags, "--eval-every", "2", "--eval-in-background", "yes", at=17)
+    assert list(folder.glob("pending_*"))
+    assert run("train", "--resume", folder, "--updates", "10") == 0
+    assert not list(folder.glob("pending_*"))
 
 
 def test_a_kept_checkpoint_that_was_about_to_be_copied(

@@ -13,7 +13,7 @@ class Flags(Options):
     """New folder. Default: runs/demo, runs/demo-2, ..."""
     task: str = "maze2d-umaze-dense-v1"
     """A maze2d task of `c4rl tasks`."""
-    size: int = option(10_000, at_least=1, at_most=10**9)
+    size: int = option(10_000, at_least=1, at_most=10**7)
     """Transitions to record."""
     updates: int = option(15_000, at_least=1, at_most=10**9)
     """Gradient updates per run; cloning takes a fifth."""

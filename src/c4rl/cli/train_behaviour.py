@@ -7,7 +7,7 @@ import tyro
 
 from c4rl.cli.parsing import Arguments, flags_of, parse
 from c4rl.core.declarations import Options, option
-from c4rl.core.errors import InputError
+from c4rl.core.errors import InputError, Interrupted
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,12 @@ def train_behaviour(arguments: Arguments) -> int:
     configs = [BehaviourConfig(f"{robot}-expert" if robot in ROBOTS else robot, **values) for robot in own.robots]
     folders = [own.output / robot if count > 1 else own.output for robot in own.robots]
     jobs = [(config, folder, workers) for config, folder in zip(configs, folders, strict=True)]
-    for training in train_together(jobs, own.seconds, lambda line: print(line, flush=True)):
+    try:
+        trainings = train_together(jobs, own.seconds, lambda line: print(line, flush=True))
+    except BrokenPipeError:
+        left = "left as of the last checkpoint; the same command resumes from there"
+        raise Interrupted(f"nobody reads the output any more: {left}") from None
+    for training in trainings:
         agents = f"{len(training.config.seeds)} agent{'s' * (len(training.config.seeds) > 1)}"
         print(f"{training.folder}: {training.steps:,} steps and {training.updates:,} updates of {agents}")
     return 0

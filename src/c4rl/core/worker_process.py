@@ -18,6 +18,7 @@ from typing import IO, Any
 from c4rl.core.errors import InputError
 
 Message = Mapping[str, Any]
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 PATIENCE_SECONDS = 1.0  # between the end of a worker's replies and that of the worker
 
 
@@ -106,7 +107,9 @@ def described(error: BaseException) -> str:
     """For the parent, which reports whatever an environment raises, and where."""
     if isinstance(error, InputError):
         return str(error).removesuffix(".")
-    place = traceback.extract_tb(error.__traceback__)[-1]
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith(PACKAGE)]
+    place = (own or frames)[-1]  # people can mend their own code, not NumPy's
     return f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno})"
 
 

@@ -128,12 +128,8 @@ def _picture(moment: Moment, labels: Array, names: list[str], title: str, method
 
 def _over_training(page: Page, moments: list[Moment], found: list[dict[str, Any]]) -> None:
     page.section("Over training", "The clusters, and Theorem 2's split of the cross-covariance C by them.")
-    headings = (
-        "update",
-        "clusters with 2% of the rows",
-        "share of the variance of returns",
-        "share of the variance of time",
-    )
+    explained = "share of the variance of returns", "share of the variance of time"
+    headings = ("update", "clusters with 2% of the rows", *explained)
     parts = [f"{part}_{size}" for part in ("within", "between") for size in ("trace", "frobenius")]
     rows = [
         [

@@ -161,9 +161,8 @@ def _transitions(dataset: Dataset, task: Task, several: bool) -> Iterator[Findin
     step = np.abs(dataset.next_observations[going] - dataset.observations[going])
     still = int((step == 0).all(1).sum())
     if still >= REPEATED * len(dataset):
-        sentence = (
-            f"{still} rows have the same observation before and after: nothing moved, or next observations are shifted."
-        )
+        why = "nothing moved, or next observations are shifted"
+        sentence = f"{still} rows have the same observation before and after: {why}."
         yield Finding("fault", "standing_still", sentence)
     usual = np.quantile(step, 0.99, axis=0)
     step, usual = step[:, usual > 0], usual[usual > 0]

@@ -12,7 +12,7 @@ from c4rl.algorithms.algorithm import AlgorithmConfig, Stage
 from c4rl.core.action_bounds import ActionBounds
 from c4rl.core.errors import InputError
 from c4rl.core.ops import OFFERED
-from c4rl.core.options import option
+from c4rl.core.options import Options, option
 from c4rl.core.subset_kinds import SubsetKind
 from c4rl.data.subsets import CUTS_TRAJECTORIES
 from c4rl.jobs.presets.best import BEST
@@ -138,6 +138,10 @@ class TrainConfig(ActionBounds):
             object.__setattr__(self, "dataset", (Path(self.dataset),))
         if isinstance(self.task, str):
             object.__setattr__(self, "task", (self.task,))
+        if isinstance(self.plugins, str):
+            object.__setattr__(self, "plugins", (self.plugins,))
+        if isinstance(self.plugin_options, Options):
+            object.__setattr__(self, "plugin_options", (self.plugin_options,))
         super().__post_init__()
 
     def check(self) -> None:
@@ -163,7 +167,12 @@ class TrainConfig(ActionBounds):
         algorithm = algorithm_class(self.algorithm)
         needs_critic = self.select == "held-out-td" and not algorithm.has_critic
         require("select", not needs_critic, f"held-out-td with {self.algorithm}", "held-out: it has no critic")
-        for name, plugin_options in zip(plugin_names(self.plugins, self.algorithm), self.plugin_options, strict=False):
+        names, every = plugin_names(self.plugins, self.algorithm), (self.options, *self.plugin_options)
+        kinds = [algorithm.config_type, *(PLUGINS[name][0] for name in names)]
+        if [type(one) for one in every] != kinds:
+            found, wanted = (" and ".join(kind.__name__ for kind in some) for some in (map(type, every), kinds))
+            raise InputError(f"options, plugin_options: found {found}, expected {wanted}")
+        for name, plugin_options in zip(names, self.plugin_options, strict=True):
             PLUGINS[name][1].check(plugin_options, algorithm, self.options)
         for task in self.task:
             algorithm.check(self.options, task)
@@ -261,15 +270,10 @@ def empty_config(algorithm: str, plugins: tuple[str, ...], **values: Any) -> Tra
     Their own options: `options=TD3BCConfig(alpha=10)` of `c4rl.algorithms.td3_bc`, and one for each plug-in,
     `plugin_options=(C4Config(K=1),)` of `c4rl.plugins.c4.plugin`.
     """
-    chosen = plugin_names(plugins, algorithm)
+    chosen = plugin_names((plugins,) if isinstance(plugins, str) else plugins, algorithm)
     kinds = algorithm_class(algorithm).config_type, *(PLUGINS[name][0] for name in chosen)
     options = values.pop("options", kinds[0]())
     plugin_options = values.pop("plugin_options", tuple(kind() for kind in kinds[1:]))
-    every = [options, *plugin_options] if isinstance(plugin_options, tuple | list) else [options, plugin_options]
-    if [type(one) for one in every] != [*kinds]:
-        names = " and ".join(kind.__name__ for kind in kinds)
-        found = " and ".join(type(one).__name__ for one in every)
-        raise InputError(f"options, plugin_options: found {found}, expected {names}")
     return TrainConfig(
         algorithm=algorithm, plugins=chosen or ("none",), options=options, plugin_options=plugin_options, **values
     )

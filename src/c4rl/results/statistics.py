@@ -71,7 +71,7 @@ def difference_interval(scores: Array, others: Array) -> Interval:
 
 
 def weighted_interval(*parts: tuple[Array, float | Array]) -> Interval:
-    """The interval of Σ weight · mean(scores): scores are [runs] or [runs, tasks], a weight is one number or one a task.
+    """The interval of Σ weight · mean(scores); scores: [runs] or [runs, tasks], weight: a number, or one for each task.
 
     Student's interval of one mean, Welch's of a difference. Spreads of tasks differ too: Satterthwaite's degrees of
     freedom are for both. With two or three runs it still covers only 90 to 93% where one task varies ten times as much

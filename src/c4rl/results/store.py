@@ -199,7 +199,7 @@ def read_entry(path: Path) -> Entry:
     try:
         named, module = fingerprint(data["run"]), imported_by(entry.task)
         _ = entry.identity
-    except (KeyError, TypeError, AttributeError, ValueError, OverflowError):
+    except (KeyError, TypeError, AttributeError, ValueError):
         raise InputError(f"{path}: field 'run' lacks what determines a run") from None
     if module is not None:
         raise InputError(f"{path}: its task would import the Python module '{module}', expected one that does not")
@@ -219,7 +219,7 @@ def _whole(entry: Entry) -> bool:
         _ = entry.precision, entry.selected, (entry.data["stopped"] or {}).get("failed_at")
         numbers = itertools.chain([speed], *(returns for _, returns in curve))
         return bool(curve) and all(returns for _, returns in curve) and all(map(math.isfinite, numbers))
-    except (KeyError, TypeError, AttributeError, ValueError):
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError):
         return False
 
 

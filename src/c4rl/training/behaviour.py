@@ -282,13 +282,13 @@ def train_together(
     one update keeps only a small part of the device busy."""
     trainings: list[BehaviourTraining] = []
     turns: list[tuple[AbstractContextManager[Any], Generator[bool, None, None]]] = []
-    for config, folder, workers in jobs:
-        device = choose_device(config.device)
-        stream = torch.cuda.stream(torch.cuda.Stream()) if device.type == "cuda" else nullcontext()
-        with stream:
-            trainings.append(open_training(config, folder, print_line))
-        turns.append((stream, trainings[-1].work(workers, seconds)))
     try:
+        for config, folder, workers in jobs:
+            device = choose_device(config.device)
+            stream = torch.cuda.stream(torch.cuda.Stream()) if device.type == "cuda" else nullcontext()
+            with stream:
+                trainings.append(open_training(config, folder, print_line))
+            turns.append((stream, trainings[-1].work(workers, seconds)))
         while turns:
             busy = False
             for turn in list(turns):

@@ -175,13 +175,19 @@ def load_policy_file(
     return policies, failed
 
 
-def policy_updates(path: Path) -> dict[RunKey, int]:
-    """The update of each policy in a file; none without a file."""
+def policy_facts(path: Path) -> dict[RunKey, tuple[int, str]]:
+    """Of each policy in a file, its update and what happened to its run, if it failed; none without a file."""
     if not path.exists():
         return {}
-    load_policies(path)  # whole, as they should be
+    _, failed = load_policy_file(path)  # whole, as they should be
     with _opened(path, "policies") as file:
-        return {key_from(run): fact["update"] for run, fact in json.loads(file.metadata()["facts"]).items()}
+        updates = {key_from(run): fact["update"] for run, fact in json.loads(file.metadata()["facts"]).items()}
+    return {run: (update, failed.get(run, "")) for run, update in updates.items()}
+
+
+def policy_updates(path: Path) -> dict[RunKey, int]:
+    """The update of each policy in a file; none without a file."""
+    return {run: update for run, (update, _) in policy_facts(path).items()}
 
 
 def _write(path: Path, kind: str, arrays: dict[str, np.ndarray], **header: Any) -> None:

@@ -126,7 +126,7 @@ class Display:
         assert self._live is not None
         names = [n for n in SHOWN if any(n in run for run in self.runs.values())]
         found = dict.fromkeys(name for run in self.runs.values() for name in run)
-        scores = [name for name in found if name in ("score", "best") or name.endswith("_rmse")]
+        scores = [n for n in ("score", "best") if n in found] + [n for n in found if n.endswith("_rmse")]
         table = Table(title=self.title, title_justify="left")
         first = "run" if any(self.groups.values()) else "seed"
         for heading in (first, *names, *scores, "state"):

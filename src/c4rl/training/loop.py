@@ -190,10 +190,7 @@ class Trainer:
         """Score and write what is still to be; the summary."""
         if not self.scores.has(self.progress.update):  # --updates ended it between two evaluations
             self._evaluate(self.progress.update)
-            self._take_scores(wait=True)
-            self._save(self.progress.update, forced=True)
-        self._take_scores(wait=True)
-        self.writer.wait()
+        self._finish_evaluations(self.progress.update)
         if not self.directory.policy("last").exists():  # lost by a finished job that was resumed
             self.scores.save_last(self._every_launch())
             self.writer.wait()
@@ -218,7 +215,8 @@ class Trainer:
         self.requests.hurry()
         if self.requests.count > 0 and not self._answered:
             self._answered = True
-            where = "" if self.config.task == ("none",) else f" on {' and '.join(self.config.task)}"
+            tasks = [task for task in dict.fromkeys(self.config.task) if task != "none"]
+            where = f" on {' and '.join(tasks)}" if tasks else ""
             words = f"{self.requests.reason}: waiting for the evaluation{where} to end"
             self.display.message(f"{words}; interrupt again to stop without it")
 
@@ -270,7 +268,7 @@ class Trainer:
             self._keep_checkpoint(step)
         self.display.advance(step, stage.name if len(algorithm.stages) > 1 else "updates")
         if stop is not None and not ended:
-            self._finish_early(step)
+            self._finish_evaluations(step)
             raise Interrupted(f"{stop}: saved at update {step:,} of {self.total:,}; {self._how_to_continue}")
 
     def _start_clock(self) -> None:
@@ -293,6 +291,7 @@ class Trainer:
         with self.progress.evaluating():
             for launch in self.launches:
                 if launch.monitor is not None:
+                    launch.step.fill_(step)  # of a resumed job it is 0 before the first update
                     cosines = gradient_cosines(launch, launch.monitor.batch)
                     self.directory.log(step, dict(zip(launch.keys, cosines, strict=True)))
             self.scores.evaluate(step, self._every_launch())
@@ -354,7 +353,7 @@ class Trainer:
         latest, kept = self.directory.checkpoint, self.directory.kept_checkpoint(step)
         self.writer.submit(kept, lambda: copy_file(latest, kept))
 
-    def _finish_early(self, step: int) -> None:
+    def _finish_evaluations(self, step: int) -> None:
         """All is saved; wait for pending evaluations. A second request to stop skips them: a resumed job does them."""
         if self.scores.pending:
             self._take_scores(wait=True)

@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -114,12 +114,31 @@ def free_threads() -> int:
 
 
 @contextmanager
+def _full_precision() -> Iterator[None]:
+    """Of products of float32 matrices, which people set to TF32 for their own networks."""
+    products: list[Any] = [getattr(backend, "matmul", None) for backend in (torch.backends.cuda, torch.backends.mkldnn)]
+    newer = [(one, one.fp32_precision) for one in products if hasattr(one, "fp32_precision")]  # PyTorch 2.9
+    before = None
+    with suppress(RuntimeError):  # it was set for one backend alone
+        before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        if before is not None:
+            torch.set_float32_matmul_precision(before)
+        else:
+            for one, precision in newer:
+                one.fp32_precision = precision
+
+
+@contextmanager
 def pytorch_given_back() -> Iterator[None]:
     """PyTorch's modes as in a new process, whatever the program around has set: gradients, full precision, tensors made
     on the CPU. Its number of threads, which belongs to the whole process, is given back."""
     threads = torch.get_num_threads()
     try:
-        with ExitStack() as modes:
+        with _full_precision(), ExitStack() as modes:
             modes.enter_context(torch.inference_mode(False))  # ends no_grad too
             for kind in ("cpu", "cuda"):
                 if torch.is_autocast_enabled(kind):

@@ -21,7 +21,7 @@ from c4rl.training.background import (
     load_pending,
     pending_file,
 )
-from c4rl.training.checkpoint import Progress, load_policies, policy_updates, save_policies
+from c4rl.training.checkpoint import Progress, load_policies, policy_facts, policy_updates, save_policies
 from c4rl.training.evaluation import HeldOutEvaluation, SimulatorEvaluation
 from c4rl.training.launch import Launch
 from c4rl.training.preparation import Preparation
@@ -156,14 +156,20 @@ class Scorekeeper:
         lines = self.directory.kept(now, pending)
         before = sum(self._named in line and line["update"] < now for line in lines)
         if now not in pending and before == self.progress.evaluations:
-            lines = [line for line in lines if line["update"] < now or not is_scored(line)]
+            repeated = (is_scored(line) or "variance_share" in line for line in lines)  # --monitor's cosines too
+            lines = [line for line, again in zip(lines, repeated, strict=True) if line["update"] < now or not again]
         return lines
 
     def _file_of(self, which: str, chosen: Mapping[RunKey, Record]) -> Path:
         """The file with the policies of these evaluations: since its checkpoint the job may have replaced them."""
         path, earlier = self.directory.policy(which), pending_file(self.directory.path, which)
-        updates = {key: record["update"] for key, record in chosen.items()}
-        return earlier if earlier.exists() and policy_updates(path) != updates else path
+        frozen = {run: describe_failure(failure) for run, failure in self.progress.frozen.items()}
+        facts = {key: (record["update"], frozen.get(str(key), "")) for key, record in chosen.items()}
+        file = earlier if earlier.exists() and policy_facts(path) != facts else path
+        if (newest := max(policy_updates(file).values(), default=0)) > self.config.total_updates:
+            found = f"found a policy of update {newest:,}, which took the place of earlier ones"
+            raise InputError(f"{file}: {found}, expected --updates {newest} or more")
+        return file
 
     def _policies(self, launches: list[Launch]) -> dict[RunKey, NumpyPolicy]:
         return {key: policy for launch in launches for key, policy in launch.policies(self.scalings).items()}

@@ -66,9 +66,7 @@ class C4Anywhere:
         self.x, self.x_next, self.valid = state_actions, next_state_actions, next_valid.bool()
         self._check_rows()
         device = state_actions.device
-        self.dtype = dtype = torch.promote_types(
-            state_actions.dtype, torch.float32
-        )  # of statistics: rows may be halves
+        self.dtype = dtype = torch.promote_types(state_actions.dtype, torch.float32)  # float16 lacks their digits
         self.step = torch.zeros((), dtype=torch.int64, device=device)
         self.streams = Streams([seed], self.step, dtype)
         self.clustering = Clustering(self.config, [seed], [0], [len(state_actions)], device)
