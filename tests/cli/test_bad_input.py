@@ -326,6 +326,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing_behind(
             "train --size much",
             "--size: found 'much', expected a whole number at least 1, at most 1,000,000,000 or None",
         ),
+        ("table main --far --score", "--score: found no value, expected"),
         ("train --config", "--config: found no value, expected a path or None"),
         ("train --algorithm", "--algorithm: found no value, expected"),
         ("data info", "DATASET: found nothing, expected text"),

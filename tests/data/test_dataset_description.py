@@ -110,7 +110,7 @@ def set_to(index: object, value: object) -> Callable[[np.ndarray], np.ndarray]:
         ),
         (
             {name: lambda s: s * np.float32([1, 1, 1e-6]) for name in ("observations", "next_observations")},
-            "Observation columns 2 vary by less than 0.0001.",
+            "Observations vary by less than 0.0001 in columns 2.",
         ),
         ({"next_observations": set_to(7, 0.0)}, "1 next observations differ from the following row"),
         ({"trajectory_ids": np.repeat([0, 1, 2], [60, 59, 1])}, "1 of 3 trajectories have a single row."),

@@ -150,10 +150,13 @@ class Careless(gymnasium.Env):
     def step(self, action):
         reward = float(action[0])
         action *= 0.5
+        if self.missing is None:
+            raise SystemExit(0)
         return [reward, self.missing], reward, False, False, {}
 
 gymnasium.register("Careless-v0", Careless, max_episode_steps=10)
 gymnasium.register("Gaps-v0", Careless, kwargs={"missing": float("nan")}, max_episode_steps=10)
+gymnasium.register("Leaves-v0", Careless, kwargs={"missing": None}, max_episode_steps=10)
 """
 
 
@@ -165,9 +168,11 @@ def test_careless_environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     record(f"{task}Careless-v0", 30, 0, tmp_path / "a.npz", ["random"], workers=0)
     data = load_dataset(tmp_path / "a.npz")
     np.testing.assert_array_equal(data.actions[:, 0], data.rewards)
-    found = r"recording .*Gaps-v0: simulated rows: 'observations' holds nan first in row 1, .* float32; run the same"
+    found = r"recording .*Gaps-v0: simulated rows \(block 0-0\): 'observations' holds nan first in row 1, .* float32$"
     with pytest.raises(WorkFailed, match=found):
         record(f"{task}Gaps-v0", 30, 0, tmp_path / "b.npz", ["random"], workers=1)
+    with pytest.raises(WorkFailed, match=r"Leaves-v0: SystemExit: 0 \(.*careless_environments\.py, line 19\)$"):
+        record(f"{task}Leaves-v0", 30, 0, tmp_path / "c.npz", ["random"], workers=1)
     assert not list(tmp_path.glob("b.npz")) and not list(tmp_path.glob(".b.npz.recording/*.npz"))
 
 

@@ -45,9 +45,11 @@ class Broken(gymnasium.Env):
             raise ValueError("the joint came off")
         if self.how == "inverts":
             np.linalg.inv(np.zeros((2, 2)))
+        if self.how == "leaves":
+            raise SystemExit
         return np.zeros(3), 1.5, True, False, {}
 
-for how in ("dies", "raises", "inverts", "talks"):
+for how in ("dies", "raises", "inverts", "leaves", "talks"):
     gymnasium.register(f"{how.title()}-v0", entry_point=Broken, kwargs={"how": how}, max_episode_steps=5)
 """
 
@@ -157,7 +159,12 @@ def test_an_environment_that_kills_its_worker_is_reported_not_tried_for_ever(bro
 
 
 @pytest.mark.parametrize(
-    ("how", "message"), [("Raises", "ValueError: the joint came off"), ("Inverts", "LinAlgError: Singular matrix")]
+    ("how", "message"),
+    [
+        ("Raises", "ValueError: the joint came off"),
+        ("Inverts", "LinAlgError: Singular matrix"),
+        ("Leaves", "SystemExit"),
+    ],
 )
 def test_what_an_environment_raises_reaches_the_caller_with_its_own_line(how: str, message: str, broken: str) -> None:
     task = get_task(f"{broken}{how}-v0")

@@ -206,7 +206,7 @@ def _unknown(words: Sequence[str], known: Sequence[str], prog: str) -> str:
 
 def _without_value(arguments: Arguments, flags: Sequence[Flag], message: str) -> str:
     """A flag without its value, the only error left to tyro; any other message of tyro as one line."""
-    known = {flag.name: flag for flag in flags if flag.words == 1}
+    known = {flag.name: flag for flag in flags if flag.words == 1 and flag.field.type is not bool}
     for word, following in itertools.pairwise([*arguments, "--"]):
         flag = known.get(word.replace("_", "-"))
         if flag is not None and following.startswith("--"):

@@ -10,15 +10,18 @@ import select
 import signal
 import subprocess
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import IO, Any
 
 from c4rl.core.errors import InputError
 
 Message = Mapping[str, Any]
-PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+# where code is that people did not write: this package and Python's library, part of which is inside the interpreter
+OTHERS = (f"{Path(__file__).parents[1]}{os.sep}", sysconfig.get_path("stdlib"), "<frozen")
 PATIENCE_SECONDS = 1.0  # between the end of a worker's replies and that of the worker
 
 
@@ -107,10 +110,13 @@ def described(error: BaseException) -> str:
     """For the parent, which reports whatever an environment raises, and where."""
     if isinstance(error, InputError):
         return str(error).removesuffix(".")
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith(PACKAGE)]
+    own = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith(OTHERS)]
     place = (own or frames)[-1]  # people can mend their own code, not NumPy's
-    return f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno})"
+    what = ": ".join(filter(None, (type(error).__name__, str(error))))
+    return f"{what} ({place.filename}, line {place.lineno})"
 
 
 def _write(stream: IO[bytes], message: Message, payload: bytes) -> None:

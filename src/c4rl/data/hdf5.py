@@ -217,8 +217,12 @@ class Hdf5:
 
     def bytes(self, at: int, size: int) -> bytes:
         """As many of these bytes of the file as there are."""
-        most = self.allowance.stored - at
-        return os.pread(self._descriptor, min(size, most), at) if at >= 0 and most > 0 else b""
+        parts, most = [], min(size, self.allowance.stored - at)
+        # a call reads 2 GiB at most
+        while at >= 0 and most > 0 and (part := os.pread(self._descriptor, min(most, 1 << 30), at)):
+            parts.append(part)
+            at, most = at + len(part), most - len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def number(self, name: str, expected: str) -> int:
         """A single whole number or flag."""

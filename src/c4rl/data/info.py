@@ -104,7 +104,7 @@ def findings(dataset: Dataset, description: dict[str, Any]) -> dict[str, str]:
     faint = np.setdiff1d(np.flatnonzero(std < FAINT), constant)
     if rows > 1 and len(faint):
         found["faint_observations"] = (
-            f"Observation columns {_some(faint)} vary by less than {FAINT:g}. Normalising divides by std + "
+            f"Observations vary by less than {FAINT:g} in columns {_some(faint)}. Normalising divides by std + "
             f"{STD_OFFSET:g}, so networks hardly see them: store them in smaller units."
         )
     for name in ("observations", "next_observations", "rewards"):

@@ -1,6 +1,8 @@
 """Loads any supported file as a Dataset, or raises one sentence that says why not."""
 
 import stat
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -111,5 +113,6 @@ def environment_bounds(task: Task) -> list[ArrayLike | None]:
 
     environment = make_environment(task)
     space: Any = environment.action_space  # a Box, or `get_task` would have refused it
-    environment.close()
+    with redirect_stdout(sys.stderr):  # ours may be JSON
+        environment.close()
     return [bound if (np.abs(bound) <= LARGEST).all() else None for bound in (space.low, space.high)]

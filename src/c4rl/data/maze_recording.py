@@ -49,7 +49,7 @@ def transitions(task: Task, size: int, seed: int, progress: Callable[[int, int],
         if (t + 1) % TOLD_EVERY == 0:
             progress(t + 1, size)
 
-    # the flag of a last row that was cut stays off: the stored sets' bytes are so
+    # a last row that was cut gets no flag: the stored sets were written so
     last = timeouts | (np.arange(size) == size - 1)
     next_actions = np.where(last[:, None], 0, np.roll(actions, -1, axis=0))
     return {

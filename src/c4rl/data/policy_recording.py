@@ -145,13 +145,13 @@ def _run(
         worker = idle.get()
         try:
             worker.request(message(k, b))
-            error = worker.reply()[0].get("error")
+            error = worker.reply()[0].get("error")  # the same rows would meet it again
         except WorkerDied as death:
-            error = str(death)
+            error = f"{death}; run the same command again to resume"
         finally:
             idle.put(worker)
         if error is not None:
-            raise WorkFailed(f"recording {task.name}: {error}; run the same command again to resume")
+            raise WorkFailed(f"recording {task.name}: {error}")
 
     threads = ThreadPoolExecutor(count)
     try:
@@ -255,7 +255,7 @@ class Recorder:
         if key not in self._actors:
             self._actors[key] = self._actor(*key, job["seed"])
         arrays = record_block(*self._actors[key], [job["seed"], job["k"], job["b"]], job["rows"])
-        check_finite("simulated rows", **{name: arrays[name] for name in PER_ROW})
+        check_finite(f"simulated rows (block {job['k']}-{job['b']})", **{name: arrays[name] for name in PER_ROW})
         with replacing(_block(Path(job["folder"]), job["k"], job["b"])) as temporary, open(temporary, "wb") as output:
             np.savez(output, allow_pickle=False, **arrays)
 
@@ -293,7 +293,7 @@ def serve() -> None:
             recorder = recorder or Recorder(task)
             recorder.record(job)
             parent.answer({})
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a script's environment may exit
             parent.answer({"error": described(error)})
 
 

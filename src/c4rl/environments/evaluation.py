@@ -315,5 +315,5 @@ def serve() -> None:
             assert policy is not None
             environments += [make_environment(task) for _ in range(len(seeds) - len(environments))]
             parent.answer({"returns": episode_returns(environments, policy, seeds)})
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a script's environment may exit
             parent.answer({"error": described(error)})

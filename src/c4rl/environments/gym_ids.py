@@ -27,7 +27,8 @@ def gym_dimensions(environment: str) -> tuple[int, int, int]:
         limit = made.spec.max_episode_steps if made.spec is not None else None
         return dimensions[0], dimensions[1], limit or DEFAULT_HORIZON
     finally:
-        made.close()
+        with redirect_stdout(sys.stderr):
+            made.close()
 
 
 def make_gym(environment: str, horizon: int | None = None) -> gymnasium.Env:

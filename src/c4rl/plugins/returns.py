@@ -15,7 +15,7 @@ from c4rl.plugins.seams import Host, Plugin, Sampler
 
 EXTRAPOLATED = 0.3  # of the longest trajectory
 SHORTEST = 0.02  # of the longest trajectory: a shorter one says nothing about a behaviour
-START_SPREAD = 0.5  # of the variance of all observations: 0 to 0.2 in locomotion data, 0.8 to 1.2 in mazes
+START_SPREAD = 0.5  # of the variance of all observations: 0 to 0.2 in locomotion data, 0.55 to 1.2 in mazes
 STEP = 1.1  # by which the temperature rises until enough rows are left
 
 
