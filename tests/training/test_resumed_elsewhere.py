@@ -23,7 +23,7 @@ from c4rl.environments.tasks import Task
 from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.runs import RunKey
 from c4rl.training import evaluation, event_file
-from c4rl.training.checkpoint import load_checkpoint, load_policy_file, load_progress, policy_updates
+from c4rl.training.checkpoint import load_checkpoint, load_progress, policy_facts, policy_updates
 from c4rl.training.launch import Launch
 from c4rl.training.run_directory import RunDirectory
 from tests.cli.support import assert_same_tensors, listing, metric_lines, run, summary
@@ -255,9 +255,10 @@ def test_the_best_policy_is_not_marked_by_a_failure_after_the_end(
         patched.setattr(Launch, "update", diverge)
         begin(folder, *flags, at=15)
     path = folder / "policy_best.safetensors"
-    assert load_policy_file(path)[1]
+    assert any(fact.failed for fact in policy_facts(path).values())
     assert run("train", "--resume", folder, "--updates", "10") == 0
-    assert not load_policy_file(path)[1] and not any(one["failed"] for one in summary(folder)["runs"])
+    assert not any(fact.failed for fact in policy_facts(path).values())
+    assert not any(one["failed"] for one in summary(folder)["runs"])
 
 
 def test_a_best_policy_of_an_update_after_the_end_is_refused(

@@ -178,7 +178,7 @@ def parse(
         if (times := written.count(flag.name)) > 1:  # the last would win, and the others be lost
             raise InputError(f"{flag.name}: found {times} times, expected it once, with all its words")
         if values[flag.field.name] == ():  # an empty variable of a shell
-            raise InputError(f"{flag.name}: found none, expected {expected(flag.field)}")
+            raise InputError(f"{flag.name}: found none, expected one or more: {expected(flag.field)}")
     missing = [flag for flag in flags if values[flag.field.name] is NOT_GIVEN]
     if missing and not others_follow:
         names = ", ".join(f"{flag.name} ({expected(flag.field)})" for flag in missing)

@@ -71,7 +71,8 @@ def open_job(folder: Path, checkpoint: str | None, allow_import: bool = False) -
     if checkpoint not in (None, *kept):
         raise InputError(f"--checkpoint: found {checkpoint}, expected {' or '.join(kept)}, which {folder} keeps")
     checkpoint = checkpoint or ("selected" if selects else "last")
-    policies, failed = load_policy_file(directory.policy(checkpoint), [run.key for run in runs])
+    policies, facts = load_policy_file(directory.policy(checkpoint), [run.key for run in runs])
+    failed = {key: fact.failed for key, fact in facts.items() if fact.failed}
     if directory.checkpoint.exists():  # policies and config.json are enough; with it, later failures count too
         progress = load_progress(directory.checkpoint)
         directory.check_settings(progress.settings)

@@ -150,10 +150,10 @@ def load_policies(path: Path, runs: Collection[RunKey] | None = None) -> dict[Ru
 
 def load_policy_file(
     path: Path, runs: Collection[RunKey] | None = None
-) -> tuple[dict[RunKey, NumpyPolicy], dict[RunKey, str]]:
-    """The policies of all runs, which must be these; and what happened to runs that failed."""
+) -> tuple[dict[RunKey, NumpyPolicy], dict[RunKey, PolicyFacts]]:
+    """The policies of all runs, which must be these."""
     policies: dict[RunKey, NumpyPolicy] = {}
-    failed: dict[RunKey, str] = {}
+    found: dict[RunKey, PolicyFacts] = {}
     with _opened(path, "policies", framework="np") as file:
         facts = parse_json(file.metadata().get("facts", ""), f"{path}: its header", "facts of policies")
         for text, data in facts.items() if isinstance(facts, dict) else ():
@@ -169,25 +169,19 @@ def load_policy_file(
                 raise InputError(f"{path}: {prefix}{missing.args[0]} is missing, expected a complete policy") from None
             if (misfit := policy.misfit()) is not None:
                 raise InputError(f"{path}: {text}: found {misfit}")
-            policies[run] = policy
-            failed |= {run: fact.failed} if fact.failed else {}
+            policies[run], found[run] = policy, fact
     _check_runs(path, policies, runs)
-    return policies, failed
+    return policies, found
 
 
-def policy_facts(path: Path) -> dict[RunKey, tuple[int, str]]:
-    """Of each policy in a file, its update and what happened to its run, if it failed; none without a file."""
-    if not path.exists():
-        return {}
-    _, failed = load_policy_file(path)  # whole, as they should be
-    with _opened(path, "policies") as file:
-        updates = {key_from(run): fact["update"] for run, fact in json.loads(file.metadata()["facts"]).items()}
-    return {run: (update, failed.get(run, "")) for run, update in updates.items()}
+def policy_facts(path: Path) -> dict[RunKey, PolicyFacts]:
+    """Facts of each policy in a file, which must be whole; none without a file."""
+    return load_policy_file(path)[1] if path.exists() else {}
 
 
 def policy_updates(path: Path) -> dict[RunKey, int]:
     """The update of each policy in a file; none without a file."""
-    return {run: update for run, (update, _) in policy_facts(path).items()}
+    return {run: fact.update for run, fact in policy_facts(path).items()}
 
 
 def _write(path: Path, kind: str, arrays: dict[str, np.ndarray], **header: Any) -> None:

@@ -164,8 +164,9 @@ class Scorekeeper:
         """The file with the policies of these evaluations: since its checkpoint the job may have replaced them."""
         path, earlier = self.directory.policy(which), pending_file(self.directory.path, which)
         frozen = {run: describe_failure(failure) for run, failure in self.progress.frozen.items()}
-        facts = {key: (record["update"], frozen.get(str(key), "")) for key, record in chosen.items()}
-        file = earlier if earlier.exists() and policy_facts(path) != facts else path
+        wanted = {key: (record["update"], frozen.get(str(key), "")) for key, record in chosen.items()}
+        there = {key: (fact.update, fact.failed) for key, fact in policy_facts(path).items()}
+        file = earlier if earlier.exists() and there != wanted else path
         if (newest := max(policy_updates(file).values(), default=0)) > self.config.total_updates:
             found = f"found a policy of update {newest:,}, which took the place of earlier ones"
             raise InputError(f"{file}: {found}, expected --updates {newest} or more")
