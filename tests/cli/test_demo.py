@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from matplotlib.image import imread
 
-from c4rl.training.loop import Trainer
 from tests.cli.support import run, summary
 from tests.training.jobs import at_update
 
@@ -55,22 +54,6 @@ def test_a_second_demo_leaves_the_first_alone(
     capsys.readouterr()
     assert run("demo", *small, "--output", tmp_path / "runs" / "demo-2") == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
-
-
-def test_asked_to_stop_it_says_what_is_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    one_update = Trainer._one_update
-
-    def interrupted(self: Trainer) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        one_update(self)
-
-    monkeypatch.setattr(Trainer, "_one_update", interrupted)
-    folder = tmp_path / "demo"
-    assert run("demo", *SMALL, "--output", folder) == 130
-    err = capsys.readouterr().err
-    assert re.fullmatch(rf"c4rl: interrupted: saved at update 1 of 4; .*--resume {folder}/cloning\n", err), err
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ class Flags(Options):
     size: int = option(1000, at_least=10, at_most=20_000)
     """Rows to draw; with more than 2,000, principal components replace t-SNE."""
     allow_import: bool = False
-    """Import the module that the job's task names (gym:MODULE:ID): its code runs."""
+    """Import the module that the job's task names (gym:MODULE:ID), which runs its code."""
 
 
 def clusters(arguments: Arguments) -> int:

@@ -24,7 +24,7 @@ class Flags(Options):
     json: bool = False
     """Print JSON."""
     allow_import: bool = False
-    """Import the module that the job's task names (gym:MODULE:ID): its code runs."""
+    """Import the module that the job's task names (gym:MODULE:ID), which runs its code."""
 
 
 def diagnose(arguments: Arguments) -> int:

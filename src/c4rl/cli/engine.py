@@ -30,7 +30,7 @@ class EngineFlags(Options):
     def check(self) -> None:
         changed = [f for f in fields(self) if f.name != "engine" and getattr(self, f.name) != f.default]
         if self.engine == "local" and changed:
-            raise InputError(f"--{flag_of(changed[0].name)}: found without --engine ray, expected both")
+            raise InputError(f"--{flag_of(changed[0].name)}: found without --engine ray, which it is for")
 
 
 def engine_of(command: str, arguments: Arguments) -> "RayOptions | None":

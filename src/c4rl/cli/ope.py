@@ -31,7 +31,7 @@ class Flags(Options):
     json: Path | None = None
     """Also write the result to this new file."""
     allow_import: bool = False
-    """Import the module that a job's task names (gym:MODULE:ID): its code runs."""
+    """Import the module that a job's task names (gym:MODULE:ID), which runs its code."""
 
 
 def ope(arguments: Arguments) -> int:

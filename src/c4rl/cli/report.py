@@ -17,7 +17,7 @@ class Flags(Options):
     output: Path = Path("report.html")
     """New HTML file, which opens from disk."""
     allow_import: bool = False
-    """Import the module that a job's task names (gym:MODULE:ID): its code runs."""
+    """Import the module that a job's task names (gym:MODULE:ID), which runs its code."""
 
     def check(self) -> None:
         if not self.folders:

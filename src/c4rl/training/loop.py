@@ -158,7 +158,7 @@ class Trainer:
                     return self._finish()
             except KeyboardInterrupt:
                 raise Interrupted(f"interrupted twice: {self._left_behind}") from None
-            except (SystemExit, BrokenPipeError):  # rich, and older ones of it
+            except (SystemExit, BrokenPipeError):  # rich, where nobody reads its output; older ones pass the error on
                 raise Interrupted(f"nobody reads the output any more: {self._left_behind}") from None
             finally:
                 self.scores.close()
@@ -179,7 +179,7 @@ class Trainer:
             self.display.message(split)
         if not self.directory.has_tensorboard:
             self.display.message(f"no logs for TensorBoard: {how_to_install('tensorboard')}")
-        for key, record in self.scores.best.items():  # here and below: before the job was resumed
+        for key, record in self.scores.best.items():  # those before a resume, here and below
             self.display.runs[key]["best"] = record["score"]
         for run in self.runs:
             if (failure := self.progress.frozen.get(str(run.key))) is not None:

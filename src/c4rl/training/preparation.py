@@ -143,7 +143,7 @@ def pytorch_given_back() -> Iterator[None]:
             for kind in ("cpu", "cuda"):
                 if torch.is_autocast_enabled(kind):
                     modes.enter_context(torch.autocast(kind, enabled=False))
-            if torch.get_default_device().type != "cpu":  # elsewhere it would slow every operation
+            if torch.get_default_device().type != "cpu":  # not always: it slows every operation
                 modes.enter_context(torch.device("cpu"))
             yield
     finally:

@@ -63,7 +63,7 @@ def best_for(dataset: Dataset) -> tuple[Recipe, str]:
         return recipe, "Only one trajectory is long enough, or no observation changes: returns cannot be compared."
     starts = f"First observations vary {spread:.2f} times as much as all observations (median over dimensions)"
     if spread < APART:
-        return recipe, f"{starts}, below {APART:g}: trajectories start alike, so their returns compare."
+        return recipe, f"{starts}, below {APART:g}: trajectories start alike, so their returns can be compared."
     near = f"below {NEAR:g}: paths meet, so values are learned"
     far = f"not below {NEAR:g}: paths hardly meet, so cloning is safer"
     states = f"states lie {gap:.2f} standard deviations from the nearest on another path, {near if gap < NEAR else far}"

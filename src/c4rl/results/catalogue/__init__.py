@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 
 from c4rl.core.errors import InputError
-from c4rl.results.catalogue import c4, domains, locomotion, recipe
+from c4rl.results.catalogue import c4, domains, inside, locomotion, recipe
 from c4rl.results.tables import ResultTable
 
-TABLES = {table.name: table for group in (locomotion, c4, recipe, domains) for table in group.TABLES}
+TABLES = {table.name: table for group in (locomotion, c4, inside, recipe, domains) for table in group.TABLES}
 
 
 def get_table(name: str, others: Iterable[str] = ()) -> ResultTable:

@@ -1,4 +1,4 @@
-"""C4: its presets and their controls, each of its settings, and what it does inside of the critics."""
+"""C4: its presets and their controls, and each of its settings."""
 
 import itertools
 from collections.abc import Iterator
@@ -17,7 +17,6 @@ from c4rl.results.catalogue.methods import (
     TD3BC_C4,
     by_rows,
     series_of,
-    small_methods,
 )
 from c4rl.results.catalogue.sets import EIGHT, NINE, ROBOTS, SCREENING, THREE
 from c4rl.results.tables import Method, ResultTable
@@ -230,27 +229,6 @@ TABLES = (
         **SCREENING,
     ),
     ResultTable(
-        "inside",
-        "Inside the critics: networks of 2 x 64 units on 11,186 rows",
-        tuple(small_methods(20_000, 4000)),
-        ("hopper-medium-expert-v2",),
-        updates=20_000,
-        paper="",
-        note="CQL has 4,000 updates.",
-    ),
-    ResultTable(
-        "variance",
-        "Whether updates follow the variance of the TD error rather than its mean: networks of 2 x 64 units",
-        tuple(small_methods(20_000, 4000)),
-        EIGHT,
-        quantity="variance_lead",
-        updates=20_000,
-        paper="",
-        shows="first figure: which part of the TD loss moves the critic",
-        headline=("TD3+BC", "TD3+BC + C4", "CQL", "CQL + C4"),
-        note="Above 0, the variance moves the critic more. CQL has 4,000 updates.",
-    ),
-    ResultTable(
         "ingredients",
         "CQL, preset authors-fixed, with some of its parts: a 2^(6-2) design of resolution IV",
         tuple(_ingredients()),
@@ -342,23 +320,5 @@ TABLES = (
         ),
         THREE,
         **SCREENING,
-    ),
-    ResultTable(
-        "c4-parts-trace",
-        "The trace of the cross-covariance of gradients in the runs of `c4-parts`, on a fixed sample of 1,024 rows",
-        PARTS,
-        THREE,
-        quantity="cross_covariance_trace_exact",
-        paper="",
-        **SHORT,
-    ),
-    ResultTable(
-        "c4-parts-clusters",
-        "Effective clusters in the runs of `c4-parts`",
-        tuple(method for method in PARTS if "c4" in (method.plugins or ()) and method.options.get("K") != 1),
-        THREE,
-        quantity="c4_effective_K",
-        paper="",
-        **SHORT,
     ),
 )
