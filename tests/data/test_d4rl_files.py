@@ -1,6 +1,7 @@
 """D4RL's own files load, and each of their known traps is met."""
 
 import hashlib
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -229,3 +230,20 @@ def test_a_packing_that_cannot_be_checked_is_refused(tmp_path: Path) -> None:
         InputError, match="'rewards' is packed by the HDF5 filter 32000; expected no compression, or gzip"
     ):
         load_dataset(path)
+
+
+@pytest.mark.parametrize("chunks", [None, (50, 3)])
+def test_a_call_may_read_less_than_it_was_asked_for(
+    chunks: tuple[int, int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Linux does beyond 2 GiB."""
+    steps, pread = np.arange(300), os.pread
+    with h5py.File(tmp_path / "a.hdf5", "w") as file:
+        file.create_dataset("observations", data=np.random.default_rng(0).random((300, 3)), chunks=chunks)
+        for name, values in {"rewards": steps * 0.1, "terminals": steps < 0, "timeouts": steps % 30 == 29}.items():
+            file[name] = values
+        file["actions"] = np.full((300, 1), 0.5)
+    whole = load_dataset(tmp_path / "a.hdf5")
+    monkeypatch.setattr(os, "pread", lambda descriptor, size, at: pread(descriptor, min(size, 700), at))
+    found = load_dataset(tmp_path / "a.hdf5")
+    assert np.array_equal(found.observations, whole.observations) and np.array_equal(found.rewards, whole.rewards)
