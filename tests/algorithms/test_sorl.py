@@ -235,6 +235,12 @@ class TestStylesAsASampler:
             small_config(algorithm, plugins)
 
 
+def test_without_a_critic_only_one_plugin_chooses_rows() -> None:
+    """The policy's rows would be those of `returns`, and the styles be found for nothing."""
+    with pytest.raises(InputError, match="found sorl and another plug-in that chooses the policy's rows"):
+        make_launch(small_config("bc", ("returns", "sorl")))
+
+
 def agreement_of(plugin: StyleSampler, truth: np.ndarray) -> float:
     return min(adjusted_rand_score(truth, labels.numpy()) for labels in plugin.posteriors.argmax(2))
 

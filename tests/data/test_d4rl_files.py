@@ -165,6 +165,19 @@ def test_the_row_before_a_left_out_one_keeps_its_next_action(tmp_path: Path) -> 
     assert np.array_equal(data.timeouts, [False, True, False, True])
 
 
+def test_a_goal_that_moves_ends_no_trajectory(tmp_path: Path) -> None:
+    moving = {"infos/goal": np.arange(12.0).reshape(6, 2), "next_observations": np.arange(12.0).reshape(6, 2) + 2}
+    assert not load_dataset(write_hdf5(tmp_path / "a", **moving)).trajectory_ids.any()
+
+
+def test_arrays_with_other_names_are_named_and_flags_are_numbers(tmp_path: Path) -> None:
+    switches = np.arange(12).reshape(6, 2) % 3 == 0
+    path = write_hdf5(tmp_path / "a", observations=switches, trajectory_ids=np.zeros(6))
+    data = load_dataset(path)
+    assert data.notes[0] == "Arrays with other names are not read: ['trajectory_ids']."
+    assert data.observations.dtype == np.float32 and np.array_equal(data.observations, switches[:-1])
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [

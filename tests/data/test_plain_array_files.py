@@ -104,6 +104,15 @@ def test_flags_alone_make_no_next_actions_across_trajectories(
     assert data.next_action_valid.tolist() == [True, False, True, *([] if without else [False]), True, True, False]
 
 
+def test_next_actions_without_flags_end_where_trajectories_do(arrays: Make, save: Save) -> None:
+    raw = arrays([4, 3], [False, True])
+    rolled = np.roll(raw["actions"], -1, axis=0)
+    rolled[3] = np.nan  # nothing was played after the cut
+    data = load_dataset(save(raw, next_actions=rolled))
+    assert data.next_action_valid.tolist() == [True, True, True, False, True, True, False]
+    assert np.array_equal(data.next_actions[:3], raw["actions"][1:4]) and not data.next_actions[3].any()
+
+
 def test_double_precision_and_column_rewards_are_accepted(arrays: Make, save: Save) -> None:
     raw = arrays([5])
     doubles = {name: value.astype(np.float64) for name, value in raw.items()}

@@ -220,9 +220,13 @@ def test_an_exported_policy_acts_as_it_was_exported(tmp_path: Path) -> None:
     observation = rng.normal(size=11)
     np.testing.assert_array_equal(policy.act(observation, rng), exported.act(observation))
     normed = replace(exported, gains=(np.ones(8, np.float32),), shifts=(np.zeros(8, np.float32),))
-    np.savez(tmp_path / "normed.npz", **normed.arrays())
-    with pytest.raises(InputError, match=r"normed\.npz: found a policy with LayerNorm, expected one trained without"):
-        read_policies(tmp_path / "normed.npz", HOPPER)
+    for other in (normed, NumpyPolicy.ensemble([normed, replace(normed, biases=(arrays[2] + 1, arrays[3]))])):
+        np.savez(tmp_path / "other.npz", **other.arrays())
+        (policy,) = read_policies(tmp_path / "other.npz", HOPPER)
+        np.testing.assert_array_equal(policy.act(observation, rng), other.act(observation))
+    for wrong in (observation[:1], observation[:, None]):  # one number would do for any width
+        with pytest.raises(ValueError, match=r"observations: found shape .*, expected 11 numbers each"):
+            policy.act(wrong)
 
 
 def test_rounding_leads_no_action_beyond_its_bound() -> None:

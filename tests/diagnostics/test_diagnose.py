@@ -21,6 +21,7 @@ from c4rl.diagnostics.td_terms import describe_td_terms, measured_variance, orde
 from c4rl.plugins.c4.monitor import expected_td_terms
 from c4rl.training.gradient_cosines import gradient_cosines
 from c4rl.training.launch import Launch
+from c4rl.training.summary import FAILED
 from tests.cli.support import SMALL, listing, run, save_npz
 from tests.diagnostics.folders import make_folder
 from tests.helpers import advance, make_launch, small_config, small_dataset, with_trajectories
@@ -213,6 +214,10 @@ def test_each_sign_names_its_update() -> None:
     assert grown is not None and grown.update == 120 and "loss is 400" in grown.reason
     lost = first_warning(log([1.0, 1.0, "nan", 1.0]))
     assert lost is not None and lost.update == 30 and "not finite" in lost.reason
+    stopped = first_warning(
+        [*log([1.0] * 4), {"update": 50, "score": 1.0, FAILED: 43}]
+    )  # nothing else was logged of it
+    assert stopped is not None and stopped.update == 43 and "run failed" in stopped.reason
     high = first_warning(log([1.0] * 3) + log([1.0] * 4, q=21.0)[3:], bound=10)
     assert high is not None and high.update == 40 and "rewards allow at most 10" in high.reason
 

@@ -41,6 +41,11 @@ def test_a_sound_file_gets_a_clean_bill(file: Path, capsys: pytest.CaptureFixtur
     assert "stop cloning" not in printed  # not probed
 
 
+def test_a_single_row_is_examined(tmp_path: Path) -> None:
+    np.savez(tmp_path / "one.npz", **{name: values[:1] for name, values in sound_arrays().items()})
+    assert run("doctor", tmp_path / "one.npz", "--no-probe") in (0, 1)
+
+
 def test_a_fault_changes_the_exit_code_and_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arrays = sound_arrays()
     FAULTS["constant observation"][0](arrays)

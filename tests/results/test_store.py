@@ -18,10 +18,21 @@ from safetensors import safe_open
 from c4rl.core.errors import InputError
 from c4rl.data.writing import write_npz
 from c4rl.environments.tasks import get_task
-from c4rl.results.bench_tables import Minutes, cheap_first, check_data, list_jobs, minutes_of, missing_jobs, run_jobs
+from c4rl.jobs.runs import runs_of
+from c4rl.results.bench_tables import (
+    Minutes,
+    add_finished,
+    cheap_first,
+    check_data,
+    list_jobs,
+    minutes_of,
+    missing_jobs,
+    run_jobs,
+)
 from c4rl.results.speed_tables import Rate, measured_rates
-from c4rl.results.store import Store, determinants, entries_of, identity
+from c4rl.results.store import Store, _ensembles, determinants, entries_of, identity
 from c4rl.results.tables import Method, fill, recording_of
+from tests.helpers import small_config
 from tests.results.conftest import C4, METHODS, SMALL, TASKS, Trained, fill_gaps, small_table
 
 SPEEDS = Path(__file__).resolve().parents[2] / "results" / "speed"
@@ -176,9 +187,32 @@ def test_a_kill_while_entries_are_written_loses_none_and_doubles_none(trained: T
     (copied.folder / "bc" / ".half.json.partial").write_text('{"schema"')
     jobs = missing_jobs(small_table(), copied, trained.data, trained.jobs)
     assert sum(job.runs for job in jobs) == 8
-    for folder in trained.jobs.iterdir():
-        copied.add(entries_of(folder))
+    add_finished(trained.jobs, copied)  # or those runs would be other jobs, trained anew
     assert sorted(copied.folder.rglob("*.json")) == paths and len(copied.by_identity()) == 16
+
+
+def test_a_finished_job_that_cannot_be_stored_does_not_stop_the_others(
+    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(trained.jobs, tmp_path / "jobs")
+    store = tmp_path / "store"
+    jobs = missing_jobs(small_table(), Store(store), trained.data, tmp_path / "jobs", device="cpu", threads=1)
+    (jobs[0].config.output / "metrics.jsonl").unlink()
+    assert run_jobs(jobs, Store(store), minutes=1) == 1
+    out = capsys.readouterr().out
+    assert f"{jobs[0].config.output.name}: failed, continuing with the next: " in out
+    assert len(list(Store(store))) == sum(job.runs for job in jobs[1:])
+    add_finished(tmp_path / "jobs", Store(store))
+    assert f"{jobs[0].config.output.name}: cannot be added to the store: " in capsys.readouterr().out
+
+
+def test_ensembles_around_a_failed_run_are_no_entries_of_other_seeds() -> None:
+    config = small_config("bc", task="maze2d-open-dense-v0", seeds=tuple(range(6)), ensemble=2)
+    summary = {"stopped": {"1": {"failed_at": 5}}, "ensemble": {"returns": [[1.0], [2.0]]}, "updates": 10}
+    # seeds 0 and 2, 3 and 4 acted together; 5 was left over: none of them an ensemble of the seeds as they are named
+    assert list(_ensembles(config, runs_of(config), summary)) == []
+    summary = {"stopped": {"5": {"failed_at": 5}}, "ensemble": {"returns": [[1.0], [2.0]]}, "updates": 10}
+    assert [run.seed for run, *_ in _ensembles(config, runs_of(config), summary)] == [0, 2]
 
 
 def test_a_disk_that_fills_up_takes_no_entry_of_a_job(

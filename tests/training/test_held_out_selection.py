@@ -171,3 +171,7 @@ def test_the_table_of_criteria_shows_what_each_is_worth(monkeypatch: pytest.Monk
     assert found["least held-out action error"] == ("45.0", "71%")  # 30 and 60: 25 of the gap of 35
     assert found["least held-out TD error"] == ("35.0", "43%")
     assert found["mean of the second half"][0] == "27.5"
+    table = ResultTable("made-up", "Made up", (method,), (task, "gym:Other-v0"))
+    monkeypatch.setattr(tables, "datasets", lambda: {name: {} for name in table.tasks})
+    filled = {("BC", task): Cell(entries), ("BC", "gym:Other-v0"): Cell(entries[:1])}  # one run more of one set
+    assert [row[:4] for row in criteria_rows(table, filled)[1:2]] == [["BC", "last", "20.0", "20.0"]]

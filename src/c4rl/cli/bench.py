@@ -55,7 +55,15 @@ def table(arguments: Arguments) -> int:
     values = parse("bench table", arguments, [*flags_of(TableFlags), *flags_of(EngineFlags)], None, table.__doc__)
     flags = TableFlags(**{field.name: values[field.name] for field in fields(TableFlags)})
 
-    from c4rl.results.bench_tables import cheap_first, check_data, list_jobs, missing_jobs, run_jobs, run_jobs_on_ray
+    from c4rl.results.bench_tables import (
+        add_finished,
+        cheap_first,
+        check_data,
+        list_jobs,
+        missing_jobs,
+        run_jobs,
+        run_jobs_on_ray,
+    )
     from c4rl.results.catalogue import get_table
     from c4rl.results.speed_tables import (
         SPEED_TABLES,
@@ -82,6 +90,8 @@ def table(arguments: Arguments) -> int:
         raise InputError("--data: not given, expected the folder of the datasets, SET.npz")
     how = {"device": flags.device, "precision": flags.precision, "runs_per_launch": flags.runs_per_launch}
     rates = measured_rates(flags.speeds)
+    if not flags.dry:
+        add_finished(flags.output / chosen.name, store)
     jobs = missing_jobs(chosen, store, flags.data or Path("."), flags.output / chosen.name, **how)
     jobs = cheap_first(jobs, store, rates)
     if flags.dry:

@@ -48,7 +48,7 @@ def evaluate(arguments: Arguments) -> int:
 
     if flags.json is not None:
         check_new_file("json", flags.json)
-    if flags.folder.is_file():
+    if flags.folder.is_file() or (flags.folder.suffix == ".npz" and not flags.folder.exists()):
         result = score_file(flags.folder, flags.task, flags.episodes, flags.seed)
     elif flags.task is not None:
         raise InputError(f"--task: found {flags.task}, expected none: {flags.folder} is not an exported policy")

@@ -29,10 +29,13 @@ class NumpyPolicy:
     gains: tuple[Array, ...] = ()  # with LayerNorm: of each hidden layer before its ReLU, shaped as its biases
     shifts: tuple[Array, ...] = ()
 
-    def act(self, observations: Array) -> Array:
-        """[s] -> [a], or [B, s] -> [B, a], in the units of the logged actions."""
+    def act(self, observations: Array, rng: np.random.Generator | None = None) -> Array:
+        """[s] -> [a], or [B, s] -> [B, a], in the units of the logged actions. rng: draws nothing."""
         if self.weights[0].ndim == 3 and np.ndim(observations) == 1:
             return self.act(np.asarray(observations)[None])[0]
+        if np.shape(observations)[-1:] != self.observation_mean.shape[-1:]:
+            expected = self.observation_mean.shape[-1]
+            raise ValueError(f"observations: found shape {np.shape(observations)}, expected {expected} numbers each")
         x = (np.asarray(observations, np.float32) - self.observation_mean) / self.observation_std
         last = len(self.weights) - 1
         for i, w in enumerate(self.weights):  # in place: in small networks, making arrays costs as much as the products

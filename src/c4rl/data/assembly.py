@@ -75,7 +75,10 @@ def _check(log: Log, low: Array, high: Array, clip_actions: bool) -> None:
         log.notes.append(f"{clipped} of {log.actions.size} action components were clipped to their bounds.")
     if log.next_actions is not None:
         # A terminal has no next action, whatever the file says; values in invalid rows do not matter.
-        valid = ~log.terminals if log.next_action_valid is None else log.next_action_valid & ~log.terminals
+        valid = log.next_action_valid
+        if valid is None:  # no row follows the last of a trajectory
+            valid = np.append(~log.cuts[:-1], False)
+        valid = valid & ~log.terminals
         log.next_actions[~valid] = 0.0
         check_finite(log.source, next_actions=log.next_actions)
         if valid.any():

@@ -29,8 +29,9 @@ from c4rl.data.checks import (
     check_same_length,
     check_shapes,
     problem,
+    some,
 )
-from c4rl.data.hdf5 import Hdf5, Hdf5Array
+from c4rl.data.hdf5 import IN_FILE, Hdf5, Hdf5Array
 from c4rl.data.metadata import C4RL, from_bytes
 from c4rl.environments.tasks import Task
 
@@ -61,6 +62,8 @@ def _unflagged_resets(file: Hdf5, flagged: Array) -> Array:
     if stored is not None and len(stored) == len(flagged):
         goals = stored.read().reshape(len(flagged), -1)
         resets[:-1] = (goals[1:] != goals[:-1]).any(axis=1)
+    if resets.mean() > 0.5:  # a goal that moves, not one per episode
+        resets[:] = False
     return resets & ~flagged
 
 
@@ -86,6 +89,8 @@ def _own_fields(file: Hdf5, actions: Array) -> dict[str, Any]:
 def read_d4rl(file: Hdf5, task: Task | None = None) -> Log:
     """Read a D4RL file; the module's docstring lists its variants."""
     path, notes = file.path, list[str]()
+    if unread := [name for name in file.names("") if name not in (*IN_FILE, "infos", "metadata")]:
+        notes.append(f"Arrays with other names are not read: {some(unread)}.")
     field = partial(file.array, expected="D4RL's arrays observations, actions, rewards and terminals")
     stored_observations, stored_actions = field("observations"), field("actions")
     check_shapes(path, stored_observations, stored_actions)

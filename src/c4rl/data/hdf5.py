@@ -186,7 +186,7 @@ class Hdf5Array:
         shape = self.shape if width is None else (self.shape[0], width)
         fill = np.frombuffer(bytes.fromhex(self._node["fill"]), self._stored)[0]
         with np.errstate(over="ignore", invalid="ignore"):  # an overflow becomes inf, which `check_finite` refuses
-            result = np.full(shape, fill, self._stored if self.dtype == bool else dtype or self.dtype)
+            result = np.full(shape, fill, dtype or self._stored)
             for where, block in self.blocks():
                 target = result[where]
                 target[...] = block[tuple(slice(side) for side in target.shape)]

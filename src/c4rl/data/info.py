@@ -22,6 +22,7 @@ AT_BOUND = 1e-3  # an action this near to its bound, relative to the range, coun
 OUTLIER = 1e6
 SCALE_RATIO = 1e4
 FAINT = 1e-4  # standard deviation of a column that STD_OFFSET leaves below a tenth of the others once normalised
+COARSE = 10  # steps of float32 that a column's standard deviation should have
 NAMED = 8  # columns that a sentence lists
 
 
@@ -35,6 +36,8 @@ def _moments(values: Array) -> tuple[Array, Array]:
 def observation_statistics(observations: Array) -> tuple[Array, Array]:
     """(mean, std + 1e-3) of each column, [s] float32 each: z = (s - mean) / std."""
     mean, std = _moments(observations)
+    # a policy may see other values of a column that never changes in training: they must not count a thousandfold
+    std[observations.min(axis=0) == observations.max(axis=0)] = 1.0
     return mean.astype(np.float32), (std + STD_OFFSET).astype(np.float32)
 
 
@@ -106,6 +109,13 @@ def findings(dataset: Dataset, description: dict[str, Any]) -> dict[str, str]:
         found["faint_observations"] = (
             f"Observations vary by less than {FAINT:g} in columns {_some(faint)}. Normalising divides by std + "
             f"{STD_OFFSET:g}, so networks hardly see them: store them in smaller units."
+        )
+    rounding = np.spacing(np.maximum(-dataset.observations.min(axis=0), dataset.observations.max(axis=0)))
+    coarse = np.setdiff1d(np.flatnonzero(std < COARSE * rounding), constant)
+    if rows > 1 and len(coarse):
+        found["coarse_observations"] = (
+            f"float32 rounds away most of what varies in columns {_some(coarse)} of the observations: subtract a "
+            "constant before you store them."
         )
     for name in ("observations", "next_observations", "rewards"):
         extremes = description["ranges"][name]

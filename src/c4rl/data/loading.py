@@ -2,6 +2,7 @@
 
 import stat
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from c4rl.core.action_bounds import ActionBounds
+from c4rl.core.array import Array
 from c4rl.core.errors import InputError
 from c4rl.core.files import sha256_of
 from c4rl.data.arrays import read_arrays
@@ -23,6 +25,7 @@ from c4rl.data.minari import PREFIX, locate, main_file, read_minari
 from c4rl.environments.tasks import Task
 
 NPZ, HDF5 = "an npz file", "HDF5"
+Bounds = tuple[ArrayLike | None, ArrayLike | None]
 EXPECTED = "expected an npz file, a D4RL or d3rlpy HDF5 file, or the folder of a local Minari dataset"
 KNOWN_FOREIGN = {
     b"\x93NUMPY": "a single numpy array (.npy)",
@@ -70,6 +73,16 @@ def load_dataset(
     else they are [-1, 1]; actions outside them are refused, or clipped with `clip_actions`. With a `task`, its
     dimensions must agree. Bad input raises InputError.
     """
+
+    def bounds(log: Log) -> Bounds:
+        low, high = log.action_low, log.action_high
+        return low if action_low is None else action_low, high if action_high is None else action_high
+
+    return _load(path, task, bounds, clip_actions)
+
+
+def _load(path: str | Path, task: Task | None, bounds: Callable[[Log], Bounds], clip_actions: bool) -> Dataset:
+    """bounds: those of the actions of a log."""
     file, kind = Path(path), "HDF5 or npz"
     try:
         if str(path).startswith(PREFIX):
@@ -90,29 +103,45 @@ def load_dataset(
         raise InputError(f"{file}: {found}; expected a complete, undamaged file.") from error
     if task is not None:
         check_widths(file, log.observations, log.actions, task)
-    low, high = action_bounds(
-        file,
-        log.actions.shape[1],
-        log.action_low if action_low is None else action_low,
-        log.action_high if action_high is None else action_high,
-    )
+    low, high = action_bounds(file, log.actions.shape[1], *bounds(log))
     return assemble(log, low, high, clip_actions, sha256)
 
 
 def load_for_task(path: str | Path, task: Task, given: ActionBounds) -> Dataset:
     """`load_dataset` for every command: where no bounds are given, those of a task's Gymnasium environment hold."""
     low, high = environment_bounds(task) if task.domain == "gym" else (None, None)
-    low = low if given.action_low is None else given.action_low
-    high = high if given.action_high is None else given.action_high
-    return load_dataset(path, task=task, action_low=low, action_high=high, clip_actions=given.clip_actions)
+
+    def bounds(log: Log) -> Bounds:
+        return (
+            _of_three(given.action_low, low, log.action_low, -1),
+            _of_three(given.action_high, high, log.action_high, 1),
+        )
+
+    return _load(path, task, bounds, given.clip_actions)
 
 
-def environment_bounds(task: Task) -> list[ArrayLike | None]:
-    """The lower and upper bounds of its actions; None where it has none that can be used."""
+def _of_three(
+    given: ArrayLike | None, environments: Array | None, stored: Array | None, default: float
+) -> ArrayLike | None:
+    """The given bound, else the environment's; actions that it leaves unbounded have the file's, else the default."""
+    if given is not None or environments is None:
+        return stored if given is None else given
+    return np.where(np.isinf(environments), default if stored is None else stored, environments)
+
+
+def environment_bounds(task: Task) -> list[Array | None]:
+    """The lower and upper bounds of its actions, infinite where it has none that can be used; None: nowhere."""
     from c4rl.environments.making import make_environment  # reading data needs no simulator
 
     environment = make_environment(task)
     space: Any = environment.action_space  # a Box, or `get_task` would have refused it
     with redirect_stdout(sys.stderr):  # ours may be JSON
         environment.close()
-    return [bound if (np.abs(bound) <= LARGEST).all() else None for bound in (space.low, space.high)]
+    return [_inside(space.low, -1), _inside(space.high, 1)]
+
+
+def _inside(bound: Array, side: int) -> Array | None:
+    """As float32, but never beyond it: it may be float64, and a strict environment refuses such actions."""
+    usable, near = np.abs(bound) <= LARGEST, bound.astype(np.float32)
+    near = np.where(side * near > side * bound, np.nextafter(near, np.float32(-side * np.inf)), near)
+    return np.where(usable, near, np.float32(side * np.inf)) if usable.any() else None

@@ -26,6 +26,7 @@ from c4rl.core.array import Array
 from c4rl.core.errors import InputError
 from c4rl.data.assembly import Log
 from c4rl.data.checks import (
+    LARGEST,
     as_bound,
     as_column,
     as_flags,
@@ -108,8 +109,8 @@ def _space(path: Path, metadata: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _bounds(path: Path, metadata: dict[str, Any]) -> list[Array | None]:
-    """The action space's bounds; None where they are not stored, or infinite. Discrete actions may be stored in many
-    dtypes and images as JPEG bytes: the spaces identify them, and they are refused."""
+    """The action space's bounds, -1 and 1 for an action without; None where no action has one. Discrete actions may be
+    stored in many dtypes and images as JPEG bytes: the spaces identify them, and they are refused."""
     action_space = _space(path, metadata, "action_space")
     kind = action_space.get("type", "Box")
     if kind in ("Discrete", "MultiDiscrete", "MultiBinary"):
@@ -120,7 +121,11 @@ def _bounds(path: Path, metadata: dict[str, Any]) -> list[Array | None]:
         raise problem(path, "observations", found, "vectors")
     stored = [action_space.get(side) for side in ("low", "high")]
     bounds = [as_bound(path, "action_space", np.nan if value is None else value) for value in stored]
-    return [bound if np.isfinite(bound).all() else None for bound in bounds]
+    usable = [np.abs(bound) <= LARGEST for bound in bounds]
+    return [
+        np.where(used, bound, default) if used.any() else None
+        for used, bound, default in zip(usable, bounds, (-1, 1), strict=True)
+    ]
 
 
 def _observation_layout(file: Hdf5, name: str) -> list[tuple[str, int | None]]:

@@ -23,13 +23,15 @@ WORDS = "n_hidden", "activation", "squash"  # of a Gaussian policy: in the heade
 EXPECTED = "a policy as `c4rl export` writes it, or a Gaussian one as in docs/recording.md"
 
 
-def read_policies(path: Path, task: Task) -> list[BehaviourPolicy]:
+def read_policies(path: Path, task: Task) -> list[NumpyPolicy] | list[BehaviourPolicy]:
     """The policies of a file: one, or all snapshots of a training in their order."""
     try:
         arrays = _arrays(path)
-        if "gain0" in arrays:
-            raise InputError(f"{path}: found a policy with LayerNorm, expected one trained without --actor-layer-norm")
-        policies = _exported(arrays) if "layers" in arrays else gaussian_policies(arrays)
+        if "layers" in arrays:
+            exported = read_exported(path)
+            _check_widths(path, exported.observation_mean.size, exported.action_low.size, task)
+            return [exported]
+        policies = gaussian_policies(arrays)
     except InputError:
         raise
     except FileNotFoundError as error:
@@ -69,22 +71,6 @@ def _arrays(path: Path) -> dict[str, Array]:
     allowance.take("policy", np.dtype(np.uint8), (size,))
     with np.load(path, allow_pickle=False) as file:
         return {name: file[name] for name in file.files}
-
-
-def _exported(arrays: dict[str, Array]) -> list[BehaviourPolicy]:
-    *hidden, mean = [(arrays[f"w{i}"], arrays[f"b{i}"]) for i in range(int(arrays["layers"]))]
-    return [
-        BehaviourPolicy(
-            hidden=tuple(hidden),
-            mean=mean,
-            log_std=None,
-            observation_mean=arrays["observation_mean"],
-            observation_std=arrays["observation_std"],
-            squash=str(arrays["squash"]),
-            action_low=arrays["action_low"],
-            action_high=arrays["action_high"],
-        )
-    ]
 
 
 def _safetensors(path: Path) -> dict[str, Array]:
@@ -142,12 +128,16 @@ def _one_gaussian(arrays: Mapping[str, Array]) -> BehaviourPolicy:
     )
 
 
-def _check(path: Path, policy: BehaviourPolicy, task: Task) -> None:
-    """Refuse what does not fit together or is not finite."""
-    observations, actions = np.size(policy.observation_mean), np.size(policy.mean[1])
+def _check_widths(path: Path, observations: int, actions: int, task: Task) -> None:
     if observations != task.observation_dim or actions != task.action_dim:
         found = f"takes {observations} observations and gives {actions} actions"
         raise problem(path, "policy", found, f"{task.observation_dim} and {task.action_dim} for task {task.name}")
+
+
+def _check(path: Path, policy: BehaviourPolicy, task: Task) -> None:
+    """Refuse what does not fit together or is not finite."""
+    observations, actions = np.size(policy.observation_mean), np.size(policy.mean[1])
+    _check_widths(path, observations, actions, task)
     vectors: dict[str, tuple[Array | float, int]] = {
         "obs_mean": (policy.observation_mean, observations),
         "obs_std": (policy.observation_std, observations),

@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from c4rl.core.errors import InputError
 from c4rl.core.version import __version__
 from c4rl.data import maze_recording, policy_recording
@@ -64,7 +66,8 @@ def record(
     behaviours = policy_recording.find_behaviours(policies or own, task)
     _check_number(task, behaviours)
     random = [behaviour.file == policy_recording.RANDOM for behaviour in behaviours]
-    if any(random) and task.domain == "gym" and any(bound is None for bound in environment_bounds(task)):
+    bounds = environment_bounds(task) if any(random) and task.domain == "gym" else []
+    if any(bound is None or np.isinf(bound).any() for bound in bounds):
         raise InputError(f"policy: found random, expected a file: the actions of task '{task.name}' have no bounds")
     path.parent.mkdir(parents=True, exist_ok=True)
     with policy_recording.blocks(path, task, behaviours, facts, workers, progress) as folder:

@@ -24,7 +24,9 @@ def directions_for(eigenvalues: Array, share: float) -> int:
 
 
 def spectrum(rows: Array) -> Array:
-    """Eigenvalues of the rows' covariance, largest first."""
+    """Eigenvalues of the rows' covariance, largest first; 0 for a single row."""
+    if len(rows) < 2:
+        return np.zeros(rows.shape[1])
     return np.clip(np.linalg.eigvalsh(np.cov(rows.T.astype(np.float64)).reshape(rows.shape[1], -1))[::-1], 0, None)
 
 

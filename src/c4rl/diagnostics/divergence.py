@@ -5,6 +5,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from c4rl.training.summary import FAILED
+
 BEYOND = 2.0  # times the largest value that rewards allow; function approximation overshoots a little
 GROWTH = 100.0  # times the median so far
 IN_A_ROW = 3  # a single line may be an outlier
@@ -19,13 +21,16 @@ class Divergence(NamedTuple):
 def first_warning(lines: Sequence[dict[str, Any]], bound: float = math.inf) -> Divergence | None:
     """The first sign of divergence in a run's lines of metrics.jsonl, in their order.
 
-    Not finite; or a mean Q over twice `bound` = max|r| / (1 - gamma); or a critic loss a hundred times its median so
-    far, three lines in a row.
+    The run failed; a number is not finite; a mean Q is over twice `bound` = max|r| / (1 - gamma); or a critic loss is a
+    hundred times its median so far, three lines in a row.
     """
     losses: list[float] = []
     high = 0
-    for line in sorted((line for line in lines if "critic_loss" in line or "q" in line), key=lambda one: one["update"]):
+    telling = (line for line in lines if {"critic_loss", "q", FAILED} & line.keys())
+    for line in sorted(telling, key=lambda one: one["update"]):
         update, q, loss = line["update"], line.get("q"), line.get("critic_loss")
+        if FAILED in line:  # it was stopped before it logged what was not finite
+            return Divergence(line[FAILED], "the run failed, and is kept as of its last good state")
         for name, value in (("Q", q), ("the critic's loss", loss)):
             if value is not None and not math.isfinite(float(value)):
                 return Divergence(update, f"{name} is not finite")

@@ -19,6 +19,7 @@ from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.runs import RunKey, key_of, runs_of
 from c4rl.training.display import SHOWN, mean_of, number
 from c4rl.training.run_directory import job_config, job_summary, parse_record
+from c4rl.training.summary import FAILED
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARKS = 12  # evaluations in a sparkline
@@ -89,7 +90,7 @@ class JobView:
         except (ValueError, TypeError, OverflowError):
             found = {name: line[name] for name in SHOWN if name in line}
             raise InputError(f"{self.follower.path}: found {found}, expected numbers") from None
-        if any(name in line for name in SHOWN):
+        if any(name in line for name in (*SHOWN, FAILED)):
             run.lines.append(line)
         only_selects = self.config.select != "none" and "none" not in self.config.task  # the held-out error
         for name, value in line.items():

@@ -11,6 +11,7 @@ import numpy as np
 
 from c4rl.core.array import Array
 from c4rl.core.behaviour_policy import BehaviourPolicy
+from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.environments.antmaze import CELL, GOAL_RADIUS, START, AntMaze, goal_near, place
 from c4rl.environments.goal_ant import body_observation
 from c4rl.environments.waypoint_controller import Cell, shortest_path
@@ -53,7 +54,7 @@ class MazeWalk(gymnasium.Wrapper):
 class SteeredWalker:
     """Acts in a `MazeWalk` with a policy of `GoalAnt`."""
 
-    def __init__(self, walk: MazeWalk, policy: BehaviourPolicy) -> None:
+    def __init__(self, walk: MazeWalk, policy: NumpyPolicy | BehaviourPolicy) -> None:
         self._walk, self._policy = walk, policy
         self._next: dict[tuple[Cell, Cell], Cell] = {}
 

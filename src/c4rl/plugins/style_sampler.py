@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from c4rl.core.buffer import TransitionBuffer
+from c4rl.core.errors import InputError
 from c4rl.core.options import option
 from c4rl.core.random import Streams
 from c4rl.plugins.c4.cluster_sampler import ClusterSampler
@@ -40,6 +41,9 @@ class StyleSampler(Plugin):
         return super().clash(other)
 
     def attach(self, algorithm: Host, buffer: TransitionBuffer) -> None:
+        if algorithm.critics is None and algorithm.plugins.choose_actor_rows:
+            found = "sorl and another plug-in that chooses the policy's rows"
+            raise InputError(f"--plugins: found {found}, expected one of them where there is no critic")
         config, stack = self.config, algorithm.stack
         # the EM counts its own steps: the algorithm's random numbers stay those of a run without the plug-in
         step = torch.zeros((), dtype=torch.int64, device=stack.device)

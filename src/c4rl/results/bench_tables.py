@@ -255,6 +255,16 @@ def _duration(found: Sequence[Minutes | None]) -> str:
     return f"about {least if least == most else f'{least} to {most}'} minutes"
 
 
+def add_finished(folder: Path, store: Store) -> None:
+    """Store the runs of finished jobs that a kill kept from it: without some of them, the rest would be other jobs."""
+    for summary in sorted(folder.glob("*/summary.json")):
+        try:
+            if written := store.add(entries_of(summary.parent)):
+                print(f"{summary.parent.name}: {len(written)} runs added to the store")
+        except (InputError, ValueError) as error:  # other jobs may well succeed
+            print(f"{summary.parent.name}: cannot be added to the store: {error}")
+
+
 def run_jobs(jobs: Sequence[Job], store: Store, minutes: float) -> int:
     """Exit code: 0 all done, 1 a job failed, 3 time was up, 130 interrupted."""
     deadline, failed = time.monotonic() + 60 * minutes, False
@@ -268,6 +278,7 @@ def run_jobs(jobs: Sequence[Job], store: Store, minutes: float) -> int:
                     summary = resume(output) if was_begun(output) else train(job.config)
                 if (sentence := failed_runs(summary)) is not None:
                     print(f"{output.name}: {sentence}")
+            print(f"{output.name}: {len(store.add(entries_of(output)))} runs added to the store")
         except (Interrupted, KeyboardInterrupt) as stop:
             print(str(stop) or "interrupted")
             return 3 if time.monotonic() >= deadline else 130
@@ -276,9 +287,6 @@ def run_jobs(jobs: Sequence[Job], store: Store, minutes: float) -> int:
                 traceback.print_exc()
             print(f"{output.name}: failed, continuing with the next: {error}")
             failed = True
-            continue
-        written = store.add(entries_of(output))
-        print(f"{output.name}: {len(written)} runs added to the store")
     return 1 if failed else 0
 
 
@@ -286,10 +294,15 @@ def run_jobs_on_ray(jobs: Sequence[Job], store: Store, minutes: float, options: 
     """All launches of all jobs at once on a cluster; exit codes as above."""
     deadline, code, console, begun = time.monotonic() + 60 * minutes, 0, Console(), []
 
-    def add(output: Path, summary: dict[str, Any]) -> None:
+    def add(output: Path, summary: dict[str, Any]) -> int:
         if (sentence := failed_runs(summary)) is not None:
             print(f"{output.name}: {sentence}")
-        print(f"{output.name}: {len(store.add(entries_of(output)))} runs added to the store")
+        try:
+            print(f"{output.name}: {len(store.add(entries_of(output)))} runs added to the store")
+        except (InputError, ValueError) as error:
+            print(f"{output.name}: failed, continuing with the next: {error}")
+            return 1
+        return 0
 
     with ray_engine.cluster(options, console) as ray:
         for job in jobs:
@@ -302,12 +315,12 @@ def run_jobs_on_ray(jobs: Sequence[Job], store: Store, minutes: float, options: 
                 code = 1
                 continue
             if isinstance(found, dict):
-                add(output, found)
+                code = max(code, add(output, found))
             else:
                 begun.append(found)
         for one, end in ray_engine.run_jobs(begun, options, console, ray, deadline) if begun else ():
             if isinstance(end, dict):
-                add(one.config.output, end)
+                code = max(code, add(one.config.output, end))
                 continue
             print(f"{one.config.output.name}: {str(end).partition('; continue')[0]}; run it again to resume")
             stopped = 3 if time.monotonic() >= deadline else 130

@@ -20,7 +20,7 @@ from c4rl.training.checkpoint import load_progress
 from c4rl.training.evaluation import MOST_TRAINING_ROWS
 from c4rl.training.run_directory import RunDirectory, is_result, job_summary, read_metrics
 from c4rl.training.selection import selected_records
-from c4rl.training.summary import CRITERIA, SELECTED_RULE, Record, best_records, datasets_of, show_score
+from c4rl.training.summary import CRITERIA, SELECTED_RULE, Record, best_records, datasets_of, show_score, worth
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ def _scores(found: Provenance) -> str:
         if scores:
             last.append(scores[-1])
             late.append(late_mean(np.array(scores)))
-            best.append(max(scores))
+            best.append(max(scores, key=worth))
     kind, rows = found.summary.get("score", "score"), []
     for run in found.members:
         if (record := found.evaluation(run)) is not None and "score" in record:

@@ -11,7 +11,7 @@ from c4rl.core.errors import InputError
 from c4rl.core.files import replacing
 from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.core.onnx_policy import onnx_bytes
-from c4rl.data.loading import load_for_task
+from c4rl.data.loading import load_dataset
 from c4rl.data.policy_files import read_exported
 from c4rl.environments.evaluation import EvaluationPool
 from c4rl.environments.tasks import Task, get_task, simulator
@@ -216,12 +216,12 @@ def score_file(path: Path, task_name: str | None, episodes: int, seed: int) -> d
     return {**facts, "seed": seed, "runs": [row]}
 
 
-def _observations(found: Provenance) -> np.ndarray:
-    """Those of the file that the job trained on."""
-    config = found.config
-    # they need no environment, which would import the module that a stored task may name
-    task = get_task("none" if config.task[0].startswith("gym:") else config.task[0])
-    data = load_for_task(config.dataset[0], task, replace(config, clip_actions=True))
+def _observations(found: Provenance, policy: NumpyPolicy) -> np.ndarray:
+    """Those of the file that the job trained on, which `policy` can read."""
+    config, low, high = found.config, policy.action_low, policy.action_high
+    # an environment would import the module that a stored task may name
+    task = replace(get_task("none"), observation_dim=policy.observation_mean.size, action_dim=low.size)
+    data = load_dataset(config.dataset[0], task=task, action_low=low, action_high=high, clip_actions=True)
     if data.sha256 != found.sha256:
         raise InputError(
             f"{config.dataset[0]}: its sha256 is {data.sha256[:12]}..., expected {found.sha256[:12]}... as in training"
@@ -259,7 +259,7 @@ def export_policy(
     check_new_file("output", page)
     found = provenance(folder, job.config, members, job.failed, checkpoint)
     if distil_updates:
-        policy, distance = distil(policy, _observations(found), distil_updates, distil_noise, tell=print)
+        policy, distance = distil(policy, _observations(found, policy), distil_updates, distil_noise, tell=print)
         found = replace(found, distilled=(distil_updates, distil_noise, distance))
     text = card(found, policy, output.name)
     with replacing(output) as temporary, open(temporary, "wb") as file:

@@ -25,11 +25,12 @@ def criteria_rows(table: ResultTable, filled: Filled) -> Rows:
         if not all(cells):
             continue
         entries = [cell.entries for cell in cells if cell]
-        found = {rule: [[score_by(rule, entry) for entry in some] for some in entries] for rule in RULES}
+        runs = min(map(len, entries))  # as many of each set, the first ones
+        found = {rule: [[score_by(rule, entry) for entry in some[:runs]] for some in entries] for rule in RULES}
         scores = {
             rule: np.array(values, dtype=float).T  # [runs, sets]
             for rule, values in found.items()
-            if len({len(one) for one in values}) == 1 and all(v is not None for one in values for v in one)
+            if all(v is not None for one in values for v in one)
         }
         for rule, own in scores.items():
             words = [number(table, float(own[:, i].mean())) for i in range(own.shape[1])]

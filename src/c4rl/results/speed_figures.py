@@ -42,6 +42,8 @@ def speed_figure(table: SpeedTable, speeds: Path) -> Figure:
                 for y, case in enumerate(Case(method, rows, runs) for method in table.methods)
                 if case.name in cases_of
             ]
+            if not found:
+                continue
             color = ("#0072b2", "#e69f00")[i]
             y, width = zip(*found, strict=True)
             axis.barh(y, width, height=0.36, label=head, color=color, hatch=hatches[i], edgecolor="w")

@@ -279,10 +279,13 @@ def _ensembles(
     if not config.ensemble or config.select != "none":  # of selected members: neither a last score nor one of theirs
         return
     together = ensembles_of([run for run in runs if str(run.key) not in summary["stopped"]], config.ensemble)
+    # those that the seeds name; where a run failed, the others are grouped anew, into ensembles of other seeds
+    planned = {members for several in ensembles_of(runs, config.ensemble).values() for members in several}
     scored = {group["name"]: group for group in summary["groups"]} if "groups" in summary else {"": summary}
     for group, several in together.items():
-        for (first, *_), returns in zip(several, scored[group]["ensemble"]["returns"], strict=True):
-            yield first, summary["updates"], [round(r, 3) for r in returns]
+        for members, returns in zip(several, scored[group]["ensemble"]["returns"], strict=True):
+            if members in planned:
+                yield members[0], summary["updates"], [round(r, 3) for r in returns]
 
 
 def _watched(records: list[dict[str, Any]], updates: list[int]) -> dict[str, list[list[float]]]:

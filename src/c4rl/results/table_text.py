@@ -40,7 +40,9 @@ def caption(table: ResultTable, filled: Filled, which: str) -> str:
     cells = [(m, t, cell) for m in table.methods for t in table.tasks if (cell := filled.get((m.label, t)))]
     if plain and any(is_far(table, m, t, cell, which) for m, t, cell in cells):
         parts.append(f"{FAR_MARK}: more than {FAR} of the paper's standard deviations from its mean")
-    parts.append(left_out(table, filled) if which != "criteria" else "")
+    parts.append(left_out(table, filled))
+    if len(evaluations := sorted({len(entry.updates) for _, _, cell in cells for entry in cell.entries})) > 1:
+        parts.append(f"runs have {_either(evaluations)} evaluations")
     if any(entry.data["stopped"] for _, _, cell in cells for entry in cell.entries):
         parts.append(f"{MARK}: some runs failed and are scored as of their last good state")
     return f"{table.title}. {'; '.join(part for part in parts if part)}. {table.note}".rstrip()

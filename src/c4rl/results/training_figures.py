@@ -109,6 +109,8 @@ def _with_the_score(table: ResultTable, filled: Filled, task: str) -> str:
     for algorithm in dict.fromkeys(method.algorithm for method in table.methods):
         methods = [method for method in table.methods if method.algorithm == algorithm]
         cells = [cell for method in methods if (cell := filled.get((method.label, task)))]
+        if not cells:
+            continue
         late = {name: np.concatenate([cell.values("late", name) for cell in cells]) for name in ("score", *TERMS)}
         if len(late["score"]) > 2 and len({len(values) for values in late.values()}) == 1:
             found = (f"{TERMS[name]} {rank_correlation(list(late['score']), list(late[name])):+.2f}" for name in TERMS)

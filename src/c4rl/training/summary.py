@@ -1,5 +1,6 @@
 """summary.json: a finished job's results, per run and over the seeds of each setting."""
 
+import math
 import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -42,7 +43,12 @@ def show_score(value: float | None, name: str) -> str:
 
 
 def is_better(record: Record, best: Record | None) -> bool:
-    return "score" in record and (best is None or record["score"] > best["score"])
+    return "score" in record and (best is None or worth(record["score"]) > worth(best["score"]))
+
+
+def worth(score: float) -> float:
+    """For comparing: an environment that gave no number is worth less than any."""
+    return -math.inf if math.isnan(score) else score
 
 
 def best_records(records: Sequence[Record]) -> dict[RunKey, Record]:
