@@ -276,6 +276,14 @@ BAD_FOLDERS: dict[str, tuple[Build, list[str]]] = {
         lambda folder: ["data", "record", "maze2d-umaze-v1", "--output", folder / "new.npz", "--size", "0"],
         ["size", "found 0", "at least 1"],
     ),
+    "a size that leaves no row to hold out": (
+        with_flags("--size", "240"),
+        ["--size", "found 240", "at most 220 rows", "20 of 240 are held out (--hold-out)"],
+    ),
+    "best without a task": (
+        lambda folder: ["train", "--preset", "best", "--dataset", save_npz(folder / "good.npz"), "--task"],
+        ["--task", "found none", "one for all datasets"],
+    ),
     "describe a missing file": (lambda folder: ["data", "info", folder / "absent.npz"], ["absent.npz", "no such file"]),
     "describe a file of another task": (
         lambda folder: ["data", "info", save_npz(folder / "good.npz"), "--task", "maze2d-umaze-v1"],
@@ -339,6 +347,9 @@ def test_bad_input_is_one_sentence_and_leaves_nothing_behind(
         ("data record maze2d-open-v0 --output new.npz --size x", "--size: found 'x', expected a whole number"),
         ("evaluate", "FOLDER: found nothing, expected a path"),
         ("evaluate --seed 3", "FOLDER: found nothing, expected a path"),
+        ("evaluate absent.npz --task hopper-medium-v2", "absent.npz: there is no such file"),
+        ("evaluate absent.npz --checkpoint best", "absent.npz: found a file with --checkpoint, --run or --ensemble"),
+        ("bench table overhead --methods CQL", "--methods: found CQL, expected none: 'overhead' is a table of speed"),
         ("evaluate job --episodes 0", "--episodes: found 0, expected a whole number at least 1"),
         ("evaluate job --allow-import=--help", "--allow-import: found '--help', expected the flag alone"),
         ("train --no-monitor=yes", "--no-monitor: found 'yes', expected the flag alone"),

@@ -219,6 +219,26 @@ def test_a_training_that_cannot_begin_leaves_nothing(tmp_path: Path, monkeypatch
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_that_another_process_trains_in_is_refused(tmp_path: Path) -> None:
+    training = open_training(BehaviourConfig(**SMALL), tmp_path / "agent", lambda line: None)
+    with pytest.raises(InputError, match="agent: in use by another c4rl process"):
+        train(tmp_path / "agent")
+    training.lock.close()
+    train(tmp_path / "agent")
+
+
+def test_no_evaluation_is_lost_by_a_kill(tmp_path: Path) -> None:
+    """Those that were under way at a checkpoint would not be made again."""
+    changes = {"evaluation_episodes": 1, "evaluate_every": 256, "task": f"gym:{__name__}:c4rl-Follow-v0"}
+    work = open_training(BehaviourConfig(**SMALL | changes), tmp_path / "agent", lambda line: None).work(0, None)
+    while not (tmp_path / "agent" / "checkpoint.safetensors").exists():
+        next(work)
+    work.close()
+    train(tmp_path / "agent", **changes)
+    lines = map(json.loads, (tmp_path / "agent" / "progress.jsonl").read_text().splitlines())
+    assert [line["steps"] for line in lines if "evaluation" in line] == [256, 512, 768, 1024]
+
+
 def test_snapshots_stay_where_a_training_cannot_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = train(tmp_path / "agent", steps=512)
     (folder / "checkpoint.safetensors").unlink()  # as if it had been killed before the first one

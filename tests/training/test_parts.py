@@ -72,6 +72,29 @@ def test_a_launch_whose_runs_all_fail_is_joined_with_the_others(
     assert_equal(tmp_path / "apart", tmp_path / "here")
 
 
+@pytest.mark.parametrize("at", [5, 20])
+def test_what_is_kept_and_selected_outlives_a_launch_that_failed(
+    at: int, maze_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It failed before the first evaluation, or after it."""
+    update = Launch.update
+
+    def spoiled(self: Launch, step: int) -> None:
+        update(self, step)
+        if step == at and 3 in self.seeds:
+            self.algorithm.state()["actor/mlp.weights.0"].fill_(float("nan"))
+
+    monkeypatch.setattr(Launch, "update", spoiled)
+    data = ["--dataset", maze_data, "--task", "maze2d-open-dense-v0", "--eval-episodes", "1", "--seeds", "0", "3"]
+    how = ["--runs-per-launch", "1", "--select", "held-out", "--keep-checkpoints", "4", "--threads", "1"]
+    flags = [*SMALL, *EVERY, *data, *how, "--device", "cpu"]
+    assert run("train", *flags, "--output", tmp_path / "here") == 1
+    apart(tmp_path / "apart", *flags)
+    here, joined = (RunDirectory(tmp_path / name) for name in ("here", "apart"))
+    assert joined.kept_checkpoints() == here.kept_checkpoints() != []
+    assert metric_lines(tmp_path / "apart") == metric_lines(tmp_path / "here")
+
+
 def test_joining_again_after_a_crash(plain_data: Path, tmp_path: Path) -> None:
     flags = [*SMALL, *EVERY, "--dataset", plain_data, "--algorithm", "cql", "--cql-actions", "2", "--seeds", "0", "3"]
     with pytest.MonkeyPatch.context() as patched:

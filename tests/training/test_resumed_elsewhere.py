@@ -126,6 +126,19 @@ def test_with_the_threads_it_began_with_whatever_the_load_is_now(
     assert used == [1, before, 1, before, 2, before]
 
 
+def test_a_job_that_lost_its_checkpoint_is_left_alone(
+    plain_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would be trained from the start, and its results be lost."""
+    folder = tmp_path / "job"
+    begin(folder, "--dataset", plain_data, "--updates", "4")
+    (folder / "checkpoint.safetensors").unlink()
+    before = listing(folder)
+    assert run("train", "--resume", folder) == 2
+    assert "checkpoint.safetensors: found policy_last.safetensors without it, expected" in capsys.readouterr().err
+    assert listing(folder) == before
+
+
 def test_beyond_the_planned_end(straight: Path, plain_data: Path, tmp_path: Path) -> None:
     """Bit for bit what a longer job would have given, even if the power fails in between."""
     folder = tmp_path / "job"

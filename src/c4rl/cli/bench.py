@@ -9,7 +9,7 @@ import tyro
 from c4rl.cli.engine import EngineFlags, engine_of
 from c4rl.cli.parsing import Arguments, flags_of, parse, parse_as
 from c4rl.cli.table import SPEEDS, STORE, printed
-from c4rl.core.declarations import Options, option
+from c4rl.core.declarations import Options, flag_of, option
 from c4rl.core.errors import InputError
 
 
@@ -78,6 +78,10 @@ def table(arguments: Arguments) -> int:
     if flags.name in SPEED_TABLES:
         if engine is not None:
             raise InputError(f"--engine: found ray, expected local: '{flags.name}' is a table of speed")
+        for name in ("data", "methods", "sets", "runs_per_launch"):
+            if (value := getattr(flags, name)) is not None:
+                found = " ".join(value) if isinstance(value, tuple) else value
+                raise InputError(f"--{flag_of(name)}: found {found}, expected none: '{flags.name}' is a table of speed")
         speed_table = SPEED_TABLES[flags.name]
         folder = machine_folder(flags.speeds, flags.device, flags.precision)
         wanted = missing(speed_table, folder)

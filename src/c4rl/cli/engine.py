@@ -8,7 +8,8 @@ from rich.console import Console
 
 from c4rl.cli.parsing import Arguments, flags_of, parse
 from c4rl.core.declarations import Options, flag_of, option
-from c4rl.core.errors import InputError
+from c4rl.core.errors import InputError, Interrupted
+from c4rl.core.files import how_to_resume
 
 if TYPE_CHECKING:
     from c4rl.jobs.config import TrainConfig
@@ -48,12 +49,16 @@ def on_ray(options: "RayOptions", job: "TrainConfig | Path", **how: Any) -> dict
     """The summary of a new job, or of one to resume; raises what ended it."""
     from c4rl.training.ray_engine import begun_job, cluster, new_job, run_jobs
 
-    console = Console()
-    with cluster(options, console) as ray:
-        begun = begun_job(job, options, **how) if isinstance(job, Path) else new_job(job, options)
-        if isinstance(begun, dict):
-            return begun
-        ((_, end),) = run_jobs([begun], options, console, ray)
+    console, folder = Console(), job if isinstance(job, Path) else job.output
+    try:
+        with cluster(options, console) as ray:
+            begun = begun_job(job, options, **how) if isinstance(job, Path) else new_job(job, options)
+            if isinstance(begun, dict):
+                return begun
+            ((_, end),) = run_jobs([begun], options, console, ray)
+    except (SystemExit, BrokenPipeError):  # rich, where nobody reads its output
+        advice = f"; continue with: {how_to_resume(folder)} --engine ray" if folder.exists() else ""
+        raise Interrupted(f"nobody reads the output any more: launches end at their last checkpoints{advice}") from None
     if isinstance(end, Exception):
         raise end
     return end

@@ -49,6 +49,9 @@ def evaluate(arguments: Arguments) -> int:
     if flags.json is not None:
         check_new_file("json", flags.json)
     if flags.folder.is_file() or (flags.folder.suffix == ".npz" and not flags.folder.exists()):
+        if flags.checkpoint is not None or flags.run is not None or flags.ensemble:
+            found = "a file with --checkpoint, --run or --ensemble"
+            raise InputError(f"{flags.folder}: found {found}, expected a folder, whose policies they choose")
         result = score_file(flags.folder, flags.task, flags.episodes, flags.seed)
     elif flags.task is not None:
         raise InputError(f"--task: found {flags.task}, expected none: {flags.folder} is not an exported policy")

@@ -151,6 +151,8 @@ def _best(choice: _Choice) -> dict[str, Any]:
     if not choice.dataset:
         raise InputError("--preset best: found no --dataset, expected the data by which it chooses")
     tasks = choice.task * len(choice.dataset) if len(choice.task) == 1 else choice.task
+    if len(tasks) != len(choice.dataset):
+        raise InputError(f"--task: found {' '.join(tasks) or 'none'}, expected one for all datasets, or one for each")
     first, *others = (best_fields(*pair, tell=_say) for pair in zip(choice.dataset, tasks, strict=False))
     if any(other != first for other in others):
         raise InputError("--preset best: found datasets that need different recipes, expected a job for each")

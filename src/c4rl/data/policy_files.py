@@ -53,6 +53,8 @@ def read_exported(path: Path) -> NumpyPolicy:
         members = policy.members()
     except InputError:
         raise
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: there is no such file, expected {EXPORTED}.") from error
     except Exception as error:  # zipfile and NumPy raise many kinds for damaged bytes
         raise InputError(f"{path}: not readable as a policy ({reason(error)}); expected {EXPORTED}.") from error
     for member in members:

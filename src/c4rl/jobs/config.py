@@ -214,7 +214,7 @@ class TrainConfig(ActionBounds):
 
     @property
     def _sweep(self) -> tuple[Swept, ...]:
-        return parse_sweep(self.sweep, (self.options, self.plugin_options), field_names())
+        return parse_sweep(self.sweep, (self.options, self.plugin_options), tuple(field_names()))
 
     @property
     def _by_dataset(self) -> tuple[Swept, ...]:

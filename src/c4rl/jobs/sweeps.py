@@ -55,7 +55,8 @@ def parse_values(
     return tuple(found)
 
 
-def parse_sweep(words: Sequence[str], options: RunOptions, job_fields: Sequence[str]) -> tuple[Swept, ...]:
+@lru_cache(64)  # every run asks for them, and there may be thousands
+def parse_sweep(words: tuple[str, ...], options: RunOptions, job_fields: tuple[str, ...]) -> tuple[Swept, ...]:
     found = parse_values("sweep", words, options, job_fields)
     for word, swept in zip(words, found, strict=True):
         if len(set(swept.values)) < len(swept.values):

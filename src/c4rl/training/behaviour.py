@@ -5,16 +5,17 @@ This order is fixed, so that an agent is a function of its seed and options, how
 begin anew after every checkpoint: a killed training that is resumed ends as one that was never interrupted.
 """
 
+import fcntl
 import json
 import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -51,6 +52,8 @@ PATIENCE_SECONDS = 20.0  # for evaluations under way when the time is up
 
 
 class BehaviourTraining:
+    lock: IO[bytes]  # of the folder, until `work` ends
+
     def __init__(self, config: BehaviourConfig, folder: Path, print_line: Callable[[str], None]) -> None:
         self.config, self.folder, self.print_line = config, folder, print_line
         self.task: Task = get_task(config.task)
@@ -99,6 +102,7 @@ class BehaviourTraining:
         last_line, first_updates = began, self.updates
         fresh = True  # new episodes are to begin
         with (
+            closing(self.lock),
             Collector(self.task, config.seeds, config.envs, workers) as collector,
             EvaluationPool(self.task, 1) if config.evaluation_episodes else nullcontext() as pool,
         ):
@@ -134,6 +138,9 @@ class BehaviourTraining:
                     self._print_progress((self.updates - first_updates) / (last_line - began))
                 fresh = self._is_due(config.checkpoint_every, before)
                 if fresh:
+                    while self._evaluations:  # a training that goes on from here would not make them again
+                        yield False
+                        self._log_evaluations()
                     self._save_checkpoint()
                 yield True
             if not self._done:
@@ -259,6 +266,8 @@ def open_training(
     note = folder / "config.json"
     resumed = note.exists()
     if resumed and (found := read_json(note, "the settings of a behaviour agent")) != described:
+        if not isinstance(found, dict):
+            raise InputError(f"{note}: found a {type(found).__name__}, expected the settings of a behaviour agent")
         differs = next(name for name in [*described, *found] if described.get(name) != found.get(name))
         raise InputError(
             f"{note}: found {differs} {found.get(differs)}, expected {described.get(differs)}: "
@@ -268,9 +277,20 @@ def open_training(
         raise InputError(f"{folder} exists already and is not overwritten; choose another name")
     training = BehaviourTraining(replace(config, task=task.name), folder, print_line)
     (folder / "snapshots").mkdir(parents=True, exist_ok=True)
+    training.lock = _locked(folder)
     write_json(note, described)
     training.restore()
     return training
+
+
+def _locked(folder: Path) -> IO[bytes]:
+    lock = (folder / ".lock").open("ab")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise InputError(f"{folder}: in use by another c4rl process, expected a folder that none is using") from None
+    return lock
 
 
 def train_together(

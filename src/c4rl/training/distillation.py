@@ -18,6 +18,7 @@ from c4rl.core.policies import DeterministicPolicy, EvaluatedPolicy
 from c4rl.training.preparation import free_threads, pytorch_given_back
 
 BATCH, STEP_SIZE, TELL_EVERY = 256, 1e-3, 1000
+CHUNK = 4096  # rows of the comparison at the end: every member's layers are held at once
 
 
 class Distilled(NamedTuple):
@@ -52,7 +53,7 @@ def distil(
             tell(f"distilling: update {update + 1:,}/{updates:,}, {loss.item() ** 0.5 / 2:.2%} of the range away")
     with torch.no_grad():
         learnt = EvaluatedPolicy.of(student.mlp, stack.action_dim)
-        gap = learnt.act(rows.unsqueeze(0))[0] - teacher(rows)
+        gaps = [learnt.act(some.unsqueeze(0))[0] - teacher(some) for some in rows.split(CHUNK)]
     policy = replace(
         ensemble,
         weights=tuple(weight[0].detach().numpy() for weight in learnt.weights),
@@ -61,7 +62,7 @@ def distil(
         gains=(),
         shifts=(),
     )
-    return Distilled(policy, float(gap.square().mean().sqrt()) / 2)
+    return Distilled(policy, float(torch.cat(gaps).square().mean().sqrt()) / 2)
 
 
 def _acting(ensemble: NumpyPolicy) -> Callable[[Tensor], Tensor]:

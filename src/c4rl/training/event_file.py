@@ -16,8 +16,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 class EventFile:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._file = (folder / f"events.out.tfevents.{int(time.time()):010d}.{os.getpid()}").open("ab")
-        self._records = RecordWriter(self._file)
+        self._path = folder / f"events.out.tfevents.{int(time.time()):010d}.{os.getpid()}"
         self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
         # a TensorBoard that watched an interrupted job drops what is rewritten here
         self._write(Event(wall_time=time.time(), session_log=SessionLog(status=SessionLog.START)))
@@ -28,8 +27,5 @@ class EventFile:
         self._write(Event(wall_time=time.time(), step=update, summary=summary))
 
     def _write(self, event: Event) -> None:
-        self._records.write(event.SerializeToString())
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
+        with self._path.open("ab") as file:  # not kept open: a job may have more runs than a process may open files
+            RecordWriter(file).write(event.SerializeToString())

@@ -139,6 +139,10 @@ class Trainer:
         if resumed and directory.checkpoint.exists():
             self._restore()
         else:
+            later = [*directory.path.glob("policy_*.safetensors"), *directory.path.glob("summary.json")]
+            if resumed and later:  # the first checkpoint is written before any of them
+                found = f"found {min(later).name} without it"
+                raise InputError(f"{directory.checkpoint}: {found}, expected the checkpoint to resume from")
             torch.set_num_threads(self.progress.threads)
             self.launches = launches_of(config, self.buffer, device)
             if resumed:

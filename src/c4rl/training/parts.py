@@ -1,7 +1,7 @@
 """A job in parts: a run folder for each launch, trained anywhere, and joined to the folder of one job at the end."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,9 +54,16 @@ def is_in_parts(folder: Path) -> bool:
 
 
 def join(
-    directory: RunDirectory, config: TrainConfig, preparations: Sequence[Preparation], parts: Sequence[TrainConfig]
+    directory: RunDirectory,
+    config: TrainConfig,
+    preparations: Sequence[Preparation],
+    parts: Sequence[TrainConfig],
+    check: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Make the folder that one process would have left, then drop the parts. Killed anywhere, it can be done again."""
+    """Make the folder that one process would have left, then drop the parts. Killed anywhere, it can be done again.
+
+    check: raises to end the evaluation of ensembles.
+    """
     folders, runs = [part.output for part in parts], runs_of(config)
 
     def joined(paths: Sequence[Path]) -> tuple[dict[Any, Any], Progress, list[Progress]]:
@@ -81,15 +88,18 @@ def join(
             join_policies(files, directory.policy(which))
     scored = [line for line in lines if "score" in line] or [line for line in lines if is_scored(line)]
     save_checkpoint(directory.checkpoint, states, replace(progress, evaluations=len(scored)))
-    for update in set.intersection(*(set(RunDirectory(folder).kept_checkpoints()) for folder in folders)):
-        kept = joined([RunDirectory(folder).kept_checkpoint(update) for folder in folders])
-        save_checkpoint(directory.kept_checkpoint(update), *kept[:2])
+    for update in set[int]().union(*(RunDirectory(folder).kept_checkpoints() for folder in folders)):
+        paths = [  # a launch of which all runs failed is as it ended
+            folder / "checkpoint.safetensors" if own.update < update else RunDirectory(folder).kept_checkpoint(update)
+            for folder, own in zip(folders, parts_progress, strict=True)
+        ]
+        save_checkpoint(directory.kept_checkpoint(update), *joined(paths)[:2])
     for events in [path for folder in folders for path in (folder / "tensorboard").glob("*")]:
         shown = directory.path / "tensorboard" / events.name
         shown.parent.mkdir(exist_ok=True)
         shutil.rmtree(shown, ignore_errors=True)  # left by a join that was killed, before the launch was trained on
         events.replace(shown)
-    ensembles = _ensembles(config, preparations, directory, progress) if config.ensemble else {}
+    ensembles = _ensembles(config, preparations, directory, progress, check) if config.ensemble else {}
     selected = selected_records(lines, CRITERIA[config.select]) if config.select != "none" else {}
     device = torch.device(config.device)
     summary = summarise(config, runs, preparations, scored, selected, ensembles, progress, device)
@@ -106,7 +116,8 @@ def _completed(lines: list[Record], ended: int, evaluated: Sequence[int]) -> lis
     """A launch of which all runs failed ended early. In company its kept policies would have been scored again with
     the others: to the same numbers, since the episodes are the same."""
     kept = [line for line in lines if not is_scored(line) or line["update"] in evaluated]
-    last = {key_of(line): line for line in lines if is_scored(line)}
+    # of each kind: --select logs its errors apart from scores
+    last = {("score" in line, key_of(line)): line for line in lines if is_scored(line)}
     return kept + [line | {"update": update} for update in evaluated if update > ended for line in last.values()]
 
 
@@ -148,10 +159,15 @@ def _check_simulators(found: Sequence[str | None], expected: str | None, folder:
 
 
 def _ensembles(
-    config: TrainConfig, preparations: Sequence[Preparation], directory: RunDirectory, progress: Progress
+    config: TrainConfig,
+    preparations: Sequence[Preparation],
+    directory: RunDirectory,
+    progress: Progress,
+    check: Callable[[], None],
 ) -> dict[str, list[Record]]:
     sound = [run for run in runs_of(config) if str(run.key) not in progress.frozen]
-    evaluation, which = SimulatorEvaluation(config, preparations), "last" if config.select == "none" else SELECTED
+    evaluation = SimulatorEvaluation(config, preparations, check=check)
+    which = "last" if config.select == "none" else SELECTED
     try:
         return evaluation.ensembles(sound, load_policies(directory.policy(which)))
     finally:

@@ -94,6 +94,6 @@ def _progress(folder: Path, total: int) -> str:
     if not lines:
         return ""
     scored = [line for line in lines if "score" in line]
-    last = [line["score"] for line in scored if line["update"] == scored[-1]["update"]]
+    last = [float(line["score"]) for line in scored if line["update"] == scored[-1]["update"]]
     score = f", score {number(sum(last) / len(last))}" if last else ""
     return f"update {max(line['update'] for line in lines):,} of {total:,}{score}"

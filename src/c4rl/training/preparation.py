@@ -57,6 +57,9 @@ def prepare(config: TrainConfig) -> Preparation:
     if measured and config.hold_out > 0:
         train, held = hold_out(train, config.hold_out, config.subset_seed)
     if config.size is not None:
+        if len(train) < config.size <= len(full):
+            held_out = f"{len(full) - len(train):,} of {len(full):,} are held out (--hold-out)"
+            raise InputError(f"--size: found {config.size:,}, expected at most {len(train):,} rows: {held_out}")
         train = SUBSETS[config.subset](train, config.size, config.subset_seed)
     train = algorithm_class(config.algorithm).select_rows(config.options, train)
     facts = {"path": str(path), "rows": len(train), "sha256": full.sha256, "file_rows": len(full)}

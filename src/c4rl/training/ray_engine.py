@@ -8,7 +8,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from uuid import uuid4
 import torch
 from rich.console import Console
 
-from c4rl.core.errors import InputError, Interrupted
+from c4rl.core.errors import InputError, Interrupted, WorkFailed
 from c4rl.core.files import how_to_resume, read_json
 from c4rl.jobs.config import RESUMABLE, TrainConfig
 from c4rl.jobs.config_file import read_config, to_json
@@ -67,11 +67,11 @@ class Job:
     def close(self) -> None:
         self.directory.close()
 
-    def finished(self) -> dict[str, Any]:
-        """Its summary, once no part is under way; raises where a part did not end well."""
+    def finished(self, check: Callable[[], None]) -> dict[str, Any]:
+        """Its summary, once no part is under way; raises where a part did not end well. check: raises to end waits."""
         bad = [part for part in self.parts if part.state != "done"]
         if not bad:
-            return join(self.directory, self.config, self.preparations, [part.config for part in self.parts])
+            return join(self.directory, self.config, self.preparations, [part.config for part in self.parts], check)
         if self.new and not any(part.config.output.exists() for part in self.parts):
             shutil.rmtree(self.config.output)  # nothing was trained: nothing to resume
             if all(part.state in ("refused", "failed") for part in bad):
@@ -214,7 +214,7 @@ def run_jobs(
                     asked, asked_at, requests.obeyed = wanted, min(asked_at, now), requests.count > 0
                 for job in [job for job in open_jobs if job not in (own for own, _ in pending.values())]:
                     open_jobs.remove(job)
-                    yield job, _end(job)
+                    yield job, _end(job, requests.hurry)
     finally:
         for job in jobs:
             job.close()
@@ -238,15 +238,19 @@ def _outcome(ray: Any, ref: Any) -> tuple[str, str]:
     except ray.exceptions.RayTaskError as error:  # of our code, its traceback from the worker within
         cause = error.cause if isinstance(error.cause, BaseException) else error
         stopped = isinstance(cause, KeyboardInterrupt)
-        return "interrupted" if stopped else "failed", f"{type(cause).__name__}: {str(cause).strip().splitlines()[-1]}"
+        words = [type(cause).__name__, *str(cause).strip().splitlines()[-1:]]  # some have none, as MemoryError
+        return "interrupted" if stopped else "failed", ": ".join(words)
     except ray.exceptions.RayError as error:
         return "failed", f"{type(error).__name__} after all retries"
 
 
-def _end(job: Job) -> dict[str, Any] | Exception:
+def _end(job: Job, check: Callable[[], None]) -> dict[str, Any] | Exception:
     try:
-        return job.finished()
-    except (InputError, Interrupted, LaunchesFailed, OSError) as error:
+        return job.finished(check)
+    except (InputError, Interrupted, WorkFailed, OSError) as error:
         return error
+    except KeyboardInterrupt:
+        advice = f"continue with: {how_to_resume(job.config.output)} --engine ray"
+        return Interrupted(f"interrupted while ensembles were scored; {advice}")
     finally:
         job.close()

@@ -120,9 +120,13 @@ class RunDirectory:
         self._lock = open(os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "rb")  # noqa: SIM115
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             self._lock.close()
             raise InUse(f"{self.path}: in use by another c4rl process, expected a folder that none is using") from None
+        except OSError as error:  # Lustre without -o flock
+            self._lock.close()
+            expected = "a file system with file locks"
+            raise InputError(f"{self.path}: cannot be locked ({error.strerror}), expected {expected}") from None
 
     def log(self, update: int, per_run: Mapping[RunKey, dict[str, Any]]) -> None:
         """A line of metrics.jsonl for each run, all in one go; and the numbers to TensorBoard."""
@@ -164,7 +168,7 @@ class RunDirectory:
             os.fsync(self._metrics.fileno())
 
     def close(self) -> None:
-        for file in (*self._events.values(), self._metrics, self._lock):
+        for file in (self._metrics, self._lock):
             with suppress(OSError):  # what did not fit on the disk was reported, or is written again
                 if file is not None:
                     file.close()
