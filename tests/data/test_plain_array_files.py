@@ -105,11 +105,11 @@ def test_flags_alone_make_no_next_actions_across_trajectories(
 
 
 def test_next_actions_without_flags_end_where_trajectories_do(arrays: Make, save: Save) -> None:
-    raw = arrays([4, 3], [False, True])
+    raw = arrays([4, 3, 2], [False, True, False])
     rolled = np.roll(raw["actions"], -1, axis=0)
     rolled[3] = np.nan  # nothing was played after the cut
     data = load_dataset(save(raw, next_actions=rolled))
-    assert data.next_action_valid.tolist() == [True, True, True, False, True, True, False]
+    assert data.next_action_valid.tolist() == [True, True, True, False, True, True, False, True, False]
     assert np.array_equal(data.next_actions[:3], raw["actions"][1:4]) and not data.next_actions[3].any()
 
 

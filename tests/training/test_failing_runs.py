@@ -14,6 +14,7 @@ from c4rl.data.packing import pack_datasets
 from c4rl.jobs.runs import runs_of
 from c4rl.training.checkpoint import Progress, load_checkpoint
 from c4rl.training.launch import Launch, RunState, launches_of
+from c4rl.training.summary import best_records
 from tests.cli.support import (
     SMALL,
     assert_tensorboard_shows_the_metrics,
@@ -231,3 +232,10 @@ def test_a_run_that_fails_before_its_first_update_is_kept_as_it_began(
     assert "seed 0: the Gaussian mixture could not be fitted (too few rows with a next" in capsys.readouterr().out
     assert summary(folder)["runs"][0]["failed"]["update"] == 0
     assert all(np.isfinite(array).all() for array in tensors(folder).values())
+
+
+def test_a_score_that_is_no_number_is_never_the_best() -> None:
+    """Of an environment that gives none while the policy is bad."""
+    records = [{"seed": 0, "update": i, "score": score} for i, score in enumerate([np.nan, 3.0, 5.0, np.nan, 4.0])]
+    (best,) = best_records(records).values()
+    assert best["score"] == 5
