@@ -267,7 +267,7 @@ class C4Anywhere:
         autocast = torch.is_autocast_enabled(kind)
 
         def gradients(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            # the critic as the loop has it; before 2.11, PyTorch keeps casts made without grad for later calls with it
+            # the critic as the loop has it; not its cache, which may keep casts without grad for the loop's own calls
             with torch.autocast(kind, enabled=autocast, cache_enabled=False):
                 g_next = self._gradients(self.target, self.x_next[rows[0]], create_graph=False)
                 g = self._gradients(self.critic, self.x[rows[0]], create_graph=False)
