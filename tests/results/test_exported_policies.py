@@ -193,6 +193,18 @@ def test_a_distilled_network_acts_as_the_ensemble_on_and_beside_the_rows(job: Pa
     assert "it was not scored" in page
 
 
+def test_distilling_reads_the_data_with_the_bounds_of_training(tmp_path: Path) -> None:
+    """One of them is the environment's, which is not made again."""
+    logged = logged_arrays(observation_dim=3)
+    logged["actions"] = np.linspace(1.3, 1.9, len(logged["rewards"]), dtype=np.float32)[:, None]
+    data, job = save_npz(tmp_path / "logs.npz", **logged), tmp_path / "job"
+    how = ["--task", "gym:Pendulum-v1", "--action-low", "1.2", "--updates", "2", "--eval-episodes", "1", *SMALL]
+    assert run("train", "--algorithm", "bc", "--dataset", data, "--output", job, *how, "--seeds", "0", "1") == 0
+    assert run("export", job, "--ensemble", "--distil", "2", "--output", tmp_path / "one.npz") == 0
+    one = NumpyPolicy.from_arrays(np.load(tmp_path / "one.npz", allow_pickle=False))
+    assert (one.action_low.tolist(), one.action_high.tolist()) == ([np.float32(1.2)], [2.0])
+
+
 def test_the_distance_of_a_distilled_network_is_that_of_its_actions() -> None:
     ensemble = NumpyPolicy.ensemble([some_policy(seed, "clip", layer_norm=True) for seed in range(2)])
     noise = np.random.default_rng(0).normal(size=(200, 5)).astype(np.float32)
