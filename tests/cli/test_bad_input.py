@@ -179,6 +179,10 @@ BAD_FLAGS: dict[str, tuple[Build, list[str]]] = {
     "more rows than there are": (with_flags("--size", "5000"), ["good.npz", "'size' is 5000", "expected 1 to"]),
     "size 0": (with_flags("--size", "0"), ["--size", "found 0", "a whole number at least 1"]),
     "a seed twice": (with_flags("--seeds", "3", "1", "3"), ["--seeds", "[3, 1, 3]", "each seed once"]),
+    "too few runs for an ensemble": (
+        with_flags("--seeds", "0", "1", "--ensemble", "2", "--only", "seed_1", task="hopper-medium-v2"),
+        ["--only", "fewer than 2 runs", "--ensemble"],
+    ),
     "negative seed": (with_flags("--seeds", "-1"), ["--seeds", "found -1", "a whole number at least 0"]),
     "negative subset seed": (with_flags("--subset-seed", "-1"), ["--subset-seed", "found -1", "at least 0"]),
     "negative evaluation seed": (with_flags("--eval-seed", "-1"), ["--eval-seed", "found -1", "at least 0"]),

@@ -47,15 +47,23 @@ def test_both_commands_use_the_bounds_of_the_task(tmp_path: Path, capsys: Captur
     assert "bounded by [-2, 2]" in sentences[0] and "bounded by [-2, 1.5]" in sentences[1]
 
 
-def test_training_repeats_the_warnings_of_data_info(tmp_path: Path, capsys: Capture) -> None:
-    path = save_npz(tmp_path / "d.npz", rewards=np.zeros(240))
+def test_training_repeats_the_notes_and_warnings_of_data_info(tmp_path: Path, capsys: Capture) -> None:
+    path = save_npz(tmp_path / "d.npz", rewards=np.zeros(240), torque=np.zeros(240), terminals=None)
     assert run("data", "info", path, "--json") == 0
-    warnings = json.loads(capsys.readouterr().out)["warnings"]
-    assert any("All rewards are 0" in warning for warning in warnings)
+    described = json.loads(capsys.readouterr().out)
+    assert any("All rewards are 0" in warning for warning in described["warnings"])
+    for word in ("torque", "'terminals'"):
+        assert any(word in note for note in described["notes"])
     assert train(tmp_path, path) == 0
     out = capsys.readouterr().out
-    for warning in warnings:
-        assert out.count(f"warning: {path}: {warning}\n") == 1
+    for kind in ("note", "warning"):
+        for sentence in described[f"{kind}s"]:
+            assert out.count(f"{kind}: {path}: {sentence}\n") == 1
+
+
+def test_a_kind_of_subset_without_a_size_is_said_to_do_nothing(tmp_path: Path, capsys: Capture) -> None:
+    assert train(tmp_path, save_npz(tmp_path / "d.npz"), "--subset", "narrow") == 0
+    assert "note: --subset narrow does nothing without --size\n" in capsys.readouterr().out
 
 
 def test_training_on_good_data_warns_of_nothing(tmp_path: Path, capsys: Capture) -> None:

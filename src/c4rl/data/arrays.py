@@ -130,6 +130,8 @@ def read_arrays(path: Path) -> Log:
     elif "timeouts" not in flags:
         ended = "only terminals end a trajectory" if "terminals" in flags else "all rows are taken as one trajectory"
         notes.append(f"The file marks neither time-outs nor trajectories: {ended}.")
+    if "terminals" not in flags:
+        notes.append("The file has no 'terminals': no row is taken to end in a terminal state.")
     return Log(
         source=str(path),
         observations=observations,

@@ -80,6 +80,9 @@ def runs_of(config: TrainConfig) -> tuple[Run, ...]:
         found = f"no run '{min(unknown)}'" if unknown else "a run twice"
         raise InputError(f"--only: found {found}, expected some of {', '.join(names)}, each once")
     kept = [run for run, name in zip(runs, names, strict=True) if name in wanted]
+    if config.ensemble and not ensembles_of(kept, config.ensemble):
+        found = f"found fewer than {config.ensemble} runs that differ only by seed"
+        raise InputError(f"--only: {found}, expected as many for --ensemble {config.ensemble}")
     data = {old: new for new, old in enumerate(dict.fromkeys(run.data for run in kept))}  # others are not prepared
     return tuple(replace(run, data=data[run.data]) for run in kept)
 

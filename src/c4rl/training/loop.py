@@ -128,7 +128,7 @@ class Trainer:
         )
         self.total = config.total_updates
         self.kept_at = {round(self.total * i / config.keep_checkpoints) for i in range(1, config.keep_checkpoints + 1)}
-        self.notes = [f"warning: {p.facts['path']}: {text}" for p in preparations for text in p.warnings]
+        self.notes = [remark for p in preparations for remark in p.remarks]
         self.writer = BackgroundWriter(directory.path, config, device)
         self.clustering = DeviceTimer(device)
         self.scores = Scorekeeper(

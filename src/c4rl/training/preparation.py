@@ -35,7 +35,7 @@ class Preparation:
     held_out: Dataset | None
     scaling: Scaling
     facts: dict[str, Any]  # the summary's "dataset" entry
-    warnings: list[str]  # those of `c4rl data info`
+    remarks: list[str]  # the notes and warnings of `c4rl data info`
 
     def without_rows(self) -> "Preparation":
         """Once they are packed, the rows are only in the way."""
@@ -51,7 +51,8 @@ def prepare(config: TrainConfig) -> Preparation:
     if task.name != "none" and (reason := missing(task)) is not None:
         raise InputError(f"--task {task_name}: cannot be evaluated here: {reason}")
     full = load_for_task(path, task, config)
-    warnings = describe(full)["warnings"]
+    described = describe(full)
+    remarks = [f"{kind}: {path}: {text}" for kind in ("note", "warning") for text in described[f"{kind}s"]]
     train, held = full, None
     measured = task.name == "none" or config.select != "none"  # on held-out rows
     if measured and config.hold_out > 0:
@@ -61,6 +62,8 @@ def prepare(config: TrainConfig) -> Preparation:
             held_out = f"{len(full) - len(train):,} of {len(full):,} are held out (--hold-out)"
             raise InputError(f"--size: found {config.size:,}, expected at most {len(train):,} rows: {held_out}")
         train = SUBSETS[config.subset](train, config.size, config.subset_seed)
+    elif config.subset != TrainConfig.subset:
+        remarks.append(f"note: --subset {config.subset} does nothing without --size")
     train = algorithm_class(config.algorithm).select_rows(config.options, train)
     facts = {"path": str(path), "rows": len(train), "sha256": full.sha256, "file_rows": len(full)}
     facts |= {name: train.metadata[name] for name in ("name", "subset") if name in train.metadata}
@@ -68,7 +71,7 @@ def prepare(config: TrainConfig) -> Preparation:
     check_scaled(full, scaling)
     if measured:
         facts |= baselines(train if held is None else held, scaling)
-    return Preparation(task, train, held, scaling, facts, warnings)
+    return Preparation(task, train, held, scaling, facts, remarks)
 
 
 def in_any_folder(config: TrainConfig) -> TrainConfig:
