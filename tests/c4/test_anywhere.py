@@ -584,3 +584,39 @@ def test_batches_drawn_ahead_are_those_of_their_own_update() -> None:
             assert torch.equal(again.rows(size), rows)
         with torch.no_grad():
             critic.weight.mul_(-1.5)  # the next clusters are others
+
+
+class Directed(torch.nn.Module):
+    """A critic of directions: undefined at the action 0, which stands for a missing next action."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = torch.nn.Linear(4, 8), torch.nn.Linear(8, 1)
+
+    def forward(self, state: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+        direction = action / action.norm(dim=1, keepdim=True)
+        return self.head(torch.relu(self.body(torch.cat([state, direction], 1))))
+
+
+@pytest.mark.parametrize("mode", ["proxy", "exact"])
+def test_a_critic_need_not_be_defined_at_a_missing_next_action(mode: str) -> None:
+    torch.manual_seed(0)
+    s, a, ends = torch.randn(301, 2), torch.randn(300, 2), torch.arange(300) % 10 == 9
+    critic = Directed()
+    config = C4AnywhereConfig(K=2, mode=mode)
+    c4 = C4Anywhere.from_transitions(critic, critic, s[:-1], a, s[1:], ends, config=config)
+    assert not c4.valid[c4.rows(64)].all()
+    penalty = c4.penalty(critic, critic)
+    penalty.backward()
+    assert penalty.isfinite() and critic.body.weight.grad.isfinite().all()
+
+
+def test_the_report_is_that_of_the_clusters_read_back() -> None:
+    x = torch.randn(300, 3, generator=torch.Generator().manual_seed(0))
+    old, new = (
+        C4Anywhere(critic, critic, x, x.roll(-1, 0), torch.ones(300), config=C4AnywhereConfig(K=2), action_dim=1)
+        for critic in (Apart(), Apart())
+    )
+    assert old.report != new.report
+    new.load_state_dict(old.state_dict())
+    assert new.report == old.report

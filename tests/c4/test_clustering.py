@@ -1,10 +1,11 @@
 """Re-clustering follows moving features, in small pools and in rotating ones."""
 
+import pytest
 import torch
 from torch import Tensor
 
 from c4rl.core.random import Streams
-from c4rl.plugins.c4.clustering import Clustering, ClusteringConfig
+from c4rl.plugins.c4.clustering import FIT_ROWS, Clustering, ClusteringConfig
 
 ROWS, CLUSTERS = 900, 3
 
@@ -55,3 +56,14 @@ def test_a_rotating_pool_clusters_and_draws_its_own_rows() -> None:
         seen |= pool
     assert seen == set(range(ROWS))
     assert clustering.memberships is None  # other rows each time: nothing to carry over
+
+
+@pytest.mark.parametrize(("rows", "has_next_action"), [(FIT_ROWS + 2, True), (ROWS, False)])
+def test_a_row_without_finite_gradients_fails_the_run_although_no_fit_sees_it(rows: int, has_next_action: bool) -> None:
+    """Every second row of the large pool is fitted, and no row without a next action; all are drawn."""
+    y = torch.randn(1, rows, 4, generator=torch.Generator().manual_seed(0))
+    valid = torch.ones(1, rows, dtype=torch.bool)
+    y[0, 777], valid[0, 777] = torch.nan, has_next_action
+    clustering = Clustering(ClusteringConfig(K=2, mode="exact"), [0], [0], [rows], torch.device("cpu"))
+    clustering.refresh(lambda at: (y[:, at[0]], y[:, at[0]], valid[:, at[0]]), Streams([0], torch.tensor(0)), 0)
+    assert "non finite rows" in clustering.failures()[0][1]

@@ -182,6 +182,11 @@ def test_automatic_weight_survives_a_vanishing_penalty() -> None:
     assert automatic_weight(torch.zeros(1), torch.ones(1), 0.1, running).isfinite().all()
 
 
+def test_automatic_weight_never_rewards_the_covariance() -> None:
+    """A library's critic loss may be below zero: d3rlpy's CQL has 5 (gap - 10) in it."""
+    assert automatic_weight(torch.ones(1), -torch.ones(1), 0.1, torch.zeros(2, 1)).item() == pytest.approx(0.1)
+
+
 def test_traces_have_a_scale_free_form() -> None:
     g_next, g = features(2, 500, 6)
     valid = all_valid(g)

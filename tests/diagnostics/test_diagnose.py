@@ -180,6 +180,15 @@ def test_clusters_that_are_there_are_found_and_explained() -> None:
     assert found["trajectory_purity"] == 1
     assert [cluster["trajectories"] for cluster in found["clusters"]] == [[0, 1, 2], [3, 4], [5]]
     assert explained(np.array([1.0, 1.0]), np.array([0, 1])) == 0
+    assert explained(np.full(2048, 0.1), np.arange(2048) % 5) == 0  # whose variance is 1e-33 in float64
+
+
+def test_the_clusters_of_a_critic_that_blew_up_are_those_of_a_small_one() -> None:
+    generator = torch.Generator().manual_seed(0)
+    g = 5 * torch.eye(3)[torch.arange(600) % 3] + torch.randn(600, 3, generator=generator)
+    small, large = (find_clusters(scale * g, scale * g, K=3) for scale in (1.0, 1e18))
+    assert (small.labels == large.labels).all()
+    assert large.split == {name: pytest.approx(1e36 * value, rel=1e-4) for name, value in small.split.items()}
 
 
 # -- Q
@@ -207,6 +216,7 @@ def test_a_healthy_log_gives_no_warning() -> None:
     assert first_warning(log([100.0, 10.0, 1.0, 1.2, 0.9] + [1.0] * 50), bound=10) is None
     assert first_warning(log([1.0] * 9 + [1e6] + [1.0] * 9), bound=10) is None  # a single outlier
     assert first_warning([], bound=10) is None
+    assert first_warning(log([1.0] * 20, q=1e-3), bound=0) is None  # without any reward
 
 
 def test_each_sign_names_its_update() -> None:

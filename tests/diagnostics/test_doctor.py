@@ -16,7 +16,7 @@ from c4rl.diagnostics.advice import _stop, advise
 from c4rl.diagnostics.cloning_probe import CloningCurve, probe_cloning
 from c4rl.diagnostics.coverage import describe_coverage, directions_for, participation_ratio
 from c4rl.diagnostics.critic_probe import probe_critic
-from c4rl.diagnostics.doctor import examine
+from c4rl.diagnostics.doctor import cloning_sentences, examine
 from c4rl.diagnostics.returns import describe_returns, effective_number
 from c4rl.environments.tasks import get_task
 from tests.cli.support import listing, run
@@ -278,6 +278,16 @@ def test_when_to_stop_is_read_off_the_curve() -> None:
 
 def test_a_probe_that_ended_early_claims_no_more_than_it_saw() -> None:
     assert _stop(curve([0.5])).reason.startswith("The held-out action error had not risen by update 100, where")
+
+
+def test_no_advice_is_read_off_a_clone_that_learned_nothing() -> None:
+    assert _stop(curve([1.3, 1.2, 1.25, 1.5])).value == "not known"  # a constant action has 1
+
+
+def test_of_a_single_trajectory_the_end_is_held_out(tmp_path: Path) -> None:
+    np.savez(tmp_path / "one.npz", **{name: values[:60] for name, values in sound_arrays().items()})
+    found = probe_cloning(load_dataset(tmp_path / "one.npz"), 2, 60, BCConfig(hidden_layers=1, hidden_width=8))
+    assert found.held_out_trajectories == 0 and "its end is held out" in cloning_sentences(found)[-1]
 
 
 def test_random_actions_are_overfitted_and_clear_ones_are_not(tmp_path: Path) -> None:

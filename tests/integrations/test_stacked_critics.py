@@ -134,3 +134,25 @@ def test_a_target_that_changes_its_way_is_noticed(monkeypatch: pytest.MonkeyPatc
             targets[1].register_forward_pre_hook(lambda _, inputs: (inputs[0] + 1,))
         found.append(stacked.features(x, lambda: features_of(targets, x)))
     assert [one is not None for one in found] == [True, True, False]
+
+
+class Scaled(nn.Module):
+    """Q times a learned number that starts as 1, as a chain has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chain, self.scale = chain(nn.ReLU()), nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * self.chain(x)
+
+
+def test_a_critic_that_is_a_chain_only_at_the_start_is_left_alone_soon() -> None:
+    torch.manual_seed(0)
+    critic, x = Scaled(), torch.randn(16, 3)
+    stacked, found = StackedCritics([critic]), []
+    for _ in range(4):
+        found.append(stacked.gradients(x, lambda: [input_gradient(critic, x, create_graph=False)]) is not None)
+        with torch.no_grad():
+            critic.scale.add_(0.01)
+    assert found == [True, False, False, False]

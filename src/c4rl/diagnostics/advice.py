@@ -55,6 +55,9 @@ def _weighting(returns: dict[str, Any]) -> Setting:
 def _stop(cloning: CloningCurve) -> Setting:
     how = ", ".join(f"{key} {number(value)}" for key, value in cloning.settings.items())
     last = cloning.updates[-1]
+    if min(cloning.held_out) >= cloning.mean_action:
+        reason = f"Within {last:,} updates no clone came nearer to the held-out actions than a constant action ({how})."
+        return Setting("stop cloning at", "not known", reason)
     if not cloning.overfits:
         reason = f"The held-out action error had not risen by update {last:,}, where the probe ended ({how})."
         return Setting("stop cloning at", f"{_rounded(last)} updates or later", reason)

@@ -30,7 +30,7 @@ class CloningCurve:
     held_out: list[float]  # root mean squared error of actions scaled to [-1, 1]
     training: list[float]
     mean_action: float  # the same of the best constant action
-    held_out_trajectories: int
+    held_out_trajectories: int  # 0: the end of the only one
     settings: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -91,7 +91,7 @@ def probe_cloning(
         held_out=[error for _, error, _ in seen],
         training=[error for _, _, error in seen],
         mean_action=constant,
-        held_out_trajectories=len(trajectory_slices(held)[0]),
+        held_out_trajectories=len(trajectory_slices(held)[0]) if dataset.trajectory_ids[-1] > 0 else 0,
         settings={
             "networks": f"{options.hidden_layers} x {options.hidden_width}",
             "step size": options.actor_lr,

@@ -29,7 +29,7 @@ class Clusters(NamedTuple):
 
 def find_clusters(g_next: Tensor, g: Tensor, K: int = 5) -> Clusters:
     """A mixture of K Gaussians on y = [g', g] of [n, m] each, on principal directions where m is large."""
-    pair = g_next.detach().unsqueeze(0).float(), g.detach().unsqueeze(0).float()
+    pair = g_next.detach().unsqueeze(0).double(), g.detach().unsqueeze(0).double()
     sides = [principal_directions(x, DIRECTIONS)(x) for x in pair] if g.shape[1] > 2 * DIRECTIONS else list(pair)
     y = torch.cat(sides, 2)
     streams = Streams([0], torch.zeros((), dtype=torch.int64, device=y.device))
@@ -65,7 +65,7 @@ def row_facts(dataset: Dataset, rows: Array) -> RowFacts:
 def explained(values: Array, labels: Array) -> float:
     """The share of a number's variance that lies between clusters, 0 to 1."""
     total = float(np.var(values))
-    if total == 0:
+    if values.min() == values.max() or total == 0:  # the variance of equal numbers may be rounding noise
         return 0.0
     means = {z: float(values[labels == z].mean()) for z in np.unique(labels)}
     return float(np.var([means[z] for z in labels]) / total)

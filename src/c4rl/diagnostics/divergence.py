@@ -34,7 +34,7 @@ def first_warning(lines: Sequence[dict[str, Any]], bound: float = math.inf) -> D
         for name, value in (("Q", q), ("the critic's loss", loss)):
             if value is not None and not math.isfinite(float(value)):
                 return Divergence(update, f"{name} is not finite")
-        if q is not None and abs(float(q)) > BEYOND * bound:
+        if q is not None and abs(float(q)) > BEYOND * bound > 0:  # without any reward, all values are above
             return Divergence(update, f"the mean Q is {float(q):.3g}, and rewards allow at most {bound:.3g}")
         if loss is not None:
             median = statistics.median(losses) if len(losses) >= HISTORY else math.inf

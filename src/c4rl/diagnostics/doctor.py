@@ -118,7 +118,9 @@ def cloning_sentences(curve: CloningCurve) -> list[str]:
         )
     else:
         out.append(f"It does not overfit within {curve.updates[-1]:,} updates.")
-    if curve.held_out_trajectories < 3:
+    if curve.held_out_trajectories == 0:
+        out.append("All rows are one trajectory: its end is held out, which may differ from the rest.")
+    elif curve.held_out_trajectories < 3:
         held = "trajectory is" if curve.held_out_trajectories == 1 else "trajectories are"
         out.append(f"Only {curve.held_out_trajectories} {held} held out: the curve depends on which.")
     return out
@@ -223,7 +225,7 @@ def write_page(found: Examination, path: Path) -> None:
         curve = found.cloning
         page.section("Cloning", *cloning_sentences(curve))
         lines = [Series("held out", curve.updates, curve.held_out), Series("training", curve.updates, curve.training)]
-        marks = [(curve.stop, "stop here")] if curve.overfits else []
+        marks = [(curve.stop, "stop here")] if curve.overfits and min(curve.held_out) < curve.mean_action else []
         page.plots(Plot("Action error (RMSE)", "update", lines, log_x=True, marks=marks))
     if found.critic is not None:
         clusters = found.critic["clusters"]["clusters"]

@@ -22,7 +22,7 @@ from c4rl.core.random import Streams
 from c4rl.data.dataset import Dataset
 from c4rl.data.info import observation_statistics
 from c4rl.data.packing import Scaling, pack_datasets
-from c4rl.data.subsets import trajectory_slices
+from c4rl.data.subsets import trajectory_returns, trajectory_slices
 
 LOOKS = 10  # in each of the last two tenths of the updates: values are means over them, since each one is noisy
 
@@ -125,7 +125,7 @@ def fitted_q_evaluation(
         values[1, :, 0] - values[0, :, 0],
         np.array(distance),
         spread,
-        _logged_value(data, config.discount),
+        float(trajectory_returns(data, config.discount).mean()),
     )
 
 
@@ -153,10 +153,3 @@ def _actions(
     return torch.tensor(
         np.stack([scaling.actions(policy.act(observations)) for policy in policies]), device=device, dtype=dtype
     )
-
-
-def _logged_value(data: Dataset, discount: float) -> float:
-    starts, _ = trajectory_slices(data)
-    ages = np.arange(len(data)) - starts[data.trajectory_ids]
-    returns = np.bincount(data.trajectory_ids, data.rewards * discount**ages)
-    return float(returns.mean())

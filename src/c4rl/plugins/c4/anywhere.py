@@ -214,7 +214,8 @@ class C4Anywhere:
             if td_loss is not None and td_loss.numel() != 1:
                 raise InputError(f"C4Anywhere: td_loss has shape {list(td_loss.shape)}, expected one number, a mean")
             td_loss = td_loss.reshape(1, 1).to(self.dtype) if td_loss is not None else None
-            g, g_next = g.to(self.dtype), g_next.to(self.dtype)
+            # a critic need not be defined at the 0 that stands for a missing next action: 0 times NaN is NaN
+            g, g_next = g.to(self.dtype), g_next.to(self.dtype).masked_fill(~self.valid[rows].unsqueeze(1), 0)
             with torch.autocast(self.x.device.type, enabled=False):  # C is a small difference of large sums
                 weighted = self.weighted_penalty(g_next[None], g[None], self.valid[rows][None], td_loss).sum()
         self.report["c4_penalty"] = weighted.detach()
@@ -229,7 +230,8 @@ class C4Anywhere:
         state = {f"clustering.{name}": tensor.clone() for name, tensor in self.clustering.state().items()}
         rows = {} if self._rows is None else {"rows": self._rows.clone()}
         counts = {"updates": self._updates, "clustered_at": self._clustered_at}
-        return {**counts, "averages": self.weighted_penalty.averages.clone(), **rows, **state}
+        report = {f"report.{name}": tensor.clone() for name, tensor in self.report.items()}
+        return {**counts, "averages": self.weighted_penalty.averages.clone(), **rows, **report, **state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state of an object with the same options, seed and rows."""
@@ -246,6 +248,7 @@ class C4Anywhere:
             tensor.copy_(state[name])
         self._updates, self._clustered_at = int(state["updates"]), int(state["clustered_at"])
         self._rows = state["rows"].to(self.x.device) if "rows" in state else None
+        self.report = {name[7:]: state[name].clone() for name in state if name.startswith("report.")}
         self._ahead = None
         self.step.fill_(self._updates)
 

@@ -127,7 +127,7 @@ def automatic_weight(
     taken apart, then divided: a single batch with a tiny penalty cannot throw the weight.
     """
     with torch.no_grad():
-        running.lerp_(torch.stack([td_loss, penalty.abs()]), 1 - decay)
+        running.lerp_(torch.stack([td_loss.abs(), penalty.abs()]), 1 - decay)
         return fraction * running[0] / running[1].clamp_min(1e-12)
 
 
