@@ -16,7 +16,7 @@ from c4rl.core.errors import InputError, WorkFailed
 from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.data import load_dataset, policy_recording
 from c4rl.data.loading import load_for_task
-from c4rl.data.policy_files import read_policies, trained_for, write_gaussian
+from c4rl.data.policy_files import read_exported, read_policies, trained_for, write_gaussian
 from c4rl.data.recording import record
 from c4rl.environments.making import make_environment
 from c4rl.environments.tasks import get_task
@@ -229,6 +229,21 @@ def test_an_exported_policy_acts_as_it_was_exported(tmp_path: Path) -> None:
             policy.act(wrong)
 
 
+@pytest.mark.parametrize(("name", "members"), [("w1", 3), ("b0", 1), ("observation_std", 0)])
+def test_layers_of_different_numbers_of_members_are_refused(name: str, members: int, tmp_path: Path) -> None:
+    """Or none at all, which would play NaN."""
+    zeros, ones, ends = np.zeros(11, np.float32), np.ones(11, np.float32), np.ones(3, np.float32)
+    weights, biases = (np.zeros((11, 8), np.float32), np.zeros((8, 3), np.float32)), (zeros[:8], zeros[:3])
+    arrays = NumpyPolicy.ensemble([NumpyPolicy(weights, biases, zeros, ones, -ends, ends)] * 2).arrays()
+    if members:
+        arrays[name] = np.concatenate([arrays[name], arrays[name]])[:members]
+    else:
+        arrays |= {layer: arrays[layer][:0] for layer in ("w0", "b0", "w1", "b1")}
+    np.savez(tmp_path / "policy.npz", **arrays)
+    with pytest.raises(InputError, match=r"policy\.npz: (found|not readable as a policy)"):
+        read_exported(tmp_path / "policy.npz")
+
+
 def test_rounding_leads_no_action_beyond_its_bound() -> None:
     """In float32, low + (high - low) is above high for these bounds."""
     low, high = np.array([-3, -3], np.float32), np.array([-0.8, 1.3], np.float32)
@@ -256,6 +271,7 @@ def test_rounding_leads_no_action_beyond_its_bound() -> None:
         ({"action_low": np.ones(3, np.float32)}, "'action_low' is not below 'action_high'"),
         ({"log_std": np.full(3, np.nan, np.float32)}, "not finite"),
         ({"obs_clip": np.float32(np.nan)}, "not finite"),
+        ({"obs_mean": np.full(11, "0")}, "no real numbers"),
         ({"b_mean": np.zeros((3, 1), np.float32)}, r"a layer of shape \(8, 3\) after 8 numbers"),
         ({"obs_mean": np.zeros(5, np.float32)}, "takes 5 observations and gives 3 actions; expected 11 and 3"),
         ({"b0": np.array([{}])}, "not readable as an npz file"),

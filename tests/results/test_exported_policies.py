@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,28 @@ def test_evaluations_that_do_not_go_together_are_refused(
     assert not (tmp_path / "policy.npz").exists()
 
 
+def test_a_policy_that_has_no_evaluation_yet_is_not_given_an_earlier_ones(job: Path, tmp_path: Path) -> None:
+    """Killed after an evaluation, a resumed job has the policies of that update and the log of its checkpoint."""
+    copy = shutil.copytree(job, tmp_path / "job")
+    (copy / "summary.json").unlink()
+    lines = (copy / "metrics.jsonl").read_text().splitlines()
+    (copy / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines if json.loads(line)["update"] <= 20))
+    assert run("export", copy, "--seed", "5", "--format", "onnx", "--output", tmp_path / "p.onnx") == 0
+    facts = session(tmp_path / "p.onnx").get_modelmeta().custom_metadata_map
+    assert "update" not in facts and "held_out_action_rmse" not in facts
+    assert "| held out action rmse | - |" in (tmp_path / "p.onnx.md").read_text()
+
+
+def test_one_policy_that_was_distilled_is_not_given_its_teachers_errors(job: Path, tmp_path: Path) -> None:
+    single = tmp_path / "job"
+    command = ["train", "--algorithm", "bc", "--task", "none", "--dataset", job.parent / "logs.npz", "--output", single]
+    assert run(*command, "--updates", "2", *SMALL) == 0
+    flags = ["--ensemble", "--distil", "2", "--format", "onnx", "--output", tmp_path / "p.onnx"]
+    assert run("export", single, *flags) == 0
+    facts = session(tmp_path / "p.onnx").get_modelmeta().custom_metadata_map
+    assert "distilled_updates" in facts and "held_out_action_rmse" not in facts
+
+
 def test_scores_of_the_card_come_with_intervals_over_seeds() -> None:
     from c4rl.jobs.config import empty_config
     from c4rl.jobs.runs import Run
@@ -147,7 +170,8 @@ def test_scores_of_the_card_come_with_intervals_over_seeds() -> None:
     }
     where = {"dataset": Path("x/hopper.npz"), "task": "hopper-medium-v2", "output": Path("job")}
     config = empty_config("td3_bc", ("none",), **where)
-    text = card(Provenance(config, runs[:1], runs, {2: "nan"}, "best", records, "00", {}), some_policy(0), "p.npz")
+    found = Provenance(config, runs[:1], runs, {2: "nan"}, "best", {0: 100, 1: 100, 2: 100}, records, "00", {})
+    text = card(found, some_policy(0), "p.npz")
     assert "| seed_0, update 100 | 90.0 | - | its own |" in text  # the best of its evaluations, as asked for
     assert "| last evaluation of every seed | 20.0 | -4.8 to 44.8 | 3 |" in text  # 20 +- 4.303 * 10 / sqrt(3)
     assert "| best evaluation of every seed (chosen with the simulator) | 46.7 |" in text
@@ -169,6 +193,7 @@ def test_the_npz_still_holds_the_policy(job: Path, tmp_path: Path) -> None:
     assert run("export", job, "--ensemble", "--output", tmp_path / "p.npz") == 0
     with np.load(io.BytesIO((tmp_path / "p.npz").read_bytes()), allow_pickle=False) as arrays:
         policy = NumpyPolicy.from_arrays(arrays)
+        assert set(arrays) == policy.arrays().keys()  # NumPy 2.0 would store `allow_pickle` with them
     observations = logged_arrays()["observations"]
     np.testing.assert_array_equal(policy.act(observations), c4rl.load_policy(job, ensemble=True).act(observations))
     assert "| its members |" in (tmp_path / "p.npz.md").read_text()  # their errors: the ensemble's was not measured
@@ -191,6 +216,11 @@ def test_a_distilled_network_acts_as_the_ensemble_on_and_beside_the_rows(job: Pa
     page = (tmp_path / "one.npz.md").read_text()
     assert "The mean action of 2 policies, seeds 3, 5, last checkpoint, distilled into one network in 1,500" in page
     assert "it was not scored" in page
+
+
+def test_a_dataset_whose_name_is_not_utf_8_may_stand_in_the_facts() -> None:
+    model = session(onnx_bytes(some_policy(0), {"dataset": os.fsdecode(b"lo\xffgs.npz")}))
+    assert model.get_modelmeta().custom_metadata_map == {"dataset": r"lo\udcffgs.npz"}
 
 
 def test_distilling_reads_the_data_with_the_bounds_of_training(tmp_path: Path) -> None:

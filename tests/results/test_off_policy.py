@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 import c4rl
+from c4rl.data.dataset import Dataset
+from c4rl.diagnostics.fitted_q import Estimates
 from c4rl.results import model_card, off_policy
+from c4rl.results.statistics import student_quantile
 from c4rl.results.worth_of_estimates import measure, worth
 from c4rl.training import run_directory
 from tests.cli.support import SMALL, listing, logged_arrays, run, save_npz
@@ -92,6 +95,24 @@ def test_without_a_logged_next_action_the_distance_is_not_known(
         row["action_distance"] is None and "may leave the data" in row["warnings"][0] for row in found["policies"]
     )
     assert "nan" not in capsys.readouterr().out
+
+
+def test_one_trajectory_gives_no_interval_and_few_give_wider_ones(
+    job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its resamples are all alike, so that they would only show the noise of training."""
+    once = np.arange(len(logged_arrays()["rewards"]))
+    found = judged(job, "--dataset", save_npz(tmp_path / "one.npz", timeouts=once < 0), output=tmp_path / "1.json")
+    assert all(row["interval"] is None and "has no interval" in row["warnings"][0] for row in found["policies"])
+    assert "nan" not in capsys.readouterr().out
+
+    def estimates(data: Dataset, *others: Any, **options: Any) -> Estimates:
+        return Estimates(np.zeros(3), np.tile([-1.0, 1.0], (3, 1)), np.zeros(3), np.zeros(3), 1.0, 0.0)
+
+    monkeypatch.setattr(off_policy, "fitted_q_evaluation", estimates)
+    data = save_npz(tmp_path / "two.npz", timeouts=once == 99)
+    low, high = judged(job, "--dataset", data, output=tmp_path / "2.json")["policies"][0]["interval"]
+    assert high == -low == pytest.approx(student_quantile(0.975, 1) * np.sqrt(2) * np.sqrt(2 / (2 - 1)))
 
 
 def test_the_metrics_of_a_job_are_read_once(job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

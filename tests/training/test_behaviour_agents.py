@@ -1,6 +1,7 @@
 """Behaviour agents: SAC on rows that keep coming, the same for any number of workers and interruptions."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from safetensors.numpy import load_file
 
 from c4rl.algorithms.sac import SAC, SACConfig
 from c4rl.core.buffer import TransitionBuffer
-from c4rl.core.errors import InputError
+from c4rl.core.errors import InputError, WorkFailed
 from c4rl.core.networks import Stack
 from c4rl.core.random import Streams
 from c4rl.data.collection import Collector
@@ -77,6 +78,17 @@ def test_rows_depend_neither_on_the_number_of_workers_nor_on_other_runs() -> Non
     here, there = rows([3, 5], 0), rows([3, 5], 2)
     assert np.array_equal(here, there) and not np.array_equal(here[0], here[1])
     assert np.array_equal(rows([5], 0)[0], here[1])
+
+
+def test_a_worker_that_is_killed_while_it_sends_its_rows_has_died() -> None:
+    """Its rows are more than a pipe holds: it waits, halfway through them, for a parent that is busy updating."""
+    with Collector(HOPPER, [0], 8, 1) as collector:
+        collector.start(None, 0, 200, True)
+        while not collector.ready():
+            time.sleep(0.05)
+        collector._workers[0].kill()
+        with pytest.raises(WorkFailed, match="a worker ended with exit code -9"):
+            collector.finish()
 
 
 def test_falls_are_terminal_and_time_outs_are_not() -> None:

@@ -68,9 +68,9 @@ def ope(arguments: Arguments) -> int:
     for heading in ("rank", "policy", "value", "95% interval", "action distance", "score"):
         table.add_column(heading, justify="left" if heading == "policy" else "right", overflow="fold")
     for row in result["policies"]:
-        low, high = row["interval"]
+        interval = "-" if row["interval"] is None else "{:.4g} to {:.4g}".format(*row["interval"])
         score = "-" if row["score"] is None else f"{row['score']:.1f}"
-        cells = f"{row['value']:.4g}", f"{low:.4g} to {high:.4g}", _distance(row["action_distance"]), score
+        cells = f"{row['value']:.4g}", interval, _distance(row["action_distance"]), score
         table.add_row(str(row["rank"] or "-"), Text(row["policy"]), *cells)
     console.print(table)
     print(f"logged trajectories: {result['logged_value']:.4g} (mean discounted return, cut ones without extrapolation)")

@@ -55,6 +55,9 @@ def onnx_bytes(policy: NumpyPolicy, facts: Mapping[str, str]) -> bytes:
     model = helper.make_model(
         graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="c4rl"
     )
-    helper.set_model_props(model, dict(facts))
+    # names of files need not be UTF-8, which protobuf insists on
+    helper.set_model_props(
+        model, {name: fact.encode("utf-8", "backslashreplace").decode() for name, fact in facts.items()}
+    )
     onnx.checker.check_model(model, full_check=True)
     return model.SerializeToString()

@@ -125,7 +125,9 @@ def _write(stream: IO[bytes], message: Message, payload: bytes) -> None:
 
 
 def _read(stream: IO[bytes]) -> tuple[Message, bytes] | None:
+    """None at the end, and where the other one died in the middle of a message."""
     if not (line := stream.readline()):
         return None
     message = json.loads(line)
-    return message, stream.read(message.pop("bytes"))
+    payload = stream.read(size := message.pop("bytes"))
+    return (message, payload) if len(payload) == size else None

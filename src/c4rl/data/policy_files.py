@@ -51,6 +51,7 @@ def read_exported(path: Path) -> NumpyPolicy:
     try:
         policy = NumpyPolicy.from_arrays(_arrays(path))
         members = policy.members()
+        whole = NumpyPolicy.ensemble(members) if policy.weights[0].ndim == 3 else policy  # without members: an error
     except InputError:
         raise
     except FileNotFoundError as error:
@@ -60,6 +61,9 @@ def read_exported(path: Path) -> NumpyPolicy:
     for member in members:
         if (misfit := member.misfit()) is not None:
             raise InputError(f"{path}: found {misfit}")
+    for name, array in policy.arrays().items():
+        if array.shape != (expected := whole.arrays()[name].shape):  # layers of different numbers of members
+            raise InputError(f"{path}: found {name} of {list(array.shape)}, expected {list(expected)}")
     return policy
 
 
@@ -167,9 +171,9 @@ def _check(path: Path, policy: BehaviourPolicy, task: Task) -> None:
         *(vector for vector, _ in vectors.values()),
         *(array for layer in (*layers, *heads) for array in layer),
     ]
-    finite = all(np.isfinite(array).all() for array in numbers)
+    finite = all(np.asarray(array).dtype.kind in "fiub" and np.isfinite(array).all() for array in numbers)
     finite &= not np.isnan([*policy.log_std_bounds, policy.observation_clip or 0.0]).any()  # infinity: no limit
     if not finite or not (policy.observation_std > 0).all():
-        raise problem(path, "policy", "holds numbers that are not finite, or a std that is not above 0", EXPECTED)
+        raise problem(path, "policy", "holds no real numbers or some not finite, or a std not above 0", EXPECTED)
     if not (np.asarray(policy.action_low) < policy.action_high).all():
         raise problem(path, "action_low", "is not below 'action_high'", "a lower bound below the upper one")

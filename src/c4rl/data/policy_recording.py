@@ -20,12 +20,13 @@ import numpy as np
 
 from c4rl.core.array import Array
 from c4rl.core.errors import InputError, WorkFailed
-from c4rl.core.files import replacing, sha256_of, write_json
+from c4rl.core.files import sha256_of, write_json
 from c4rl.core.worker_process import Message, Parent, WorkerDied, WorkerProcess, described
 from c4rl.data.assembly import number_trajectories
 from c4rl.data.behaviour_agents import ARM, RANDOM
 from c4rl.data.checks import LARGEST, check_finite
 from c4rl.data.policy_files import read_policies, trained_for
+from c4rl.data.writing import write_npz
 from c4rl.environments.evaluation import MAX_WORKERS, available_cores
 from c4rl.environments.tasks import GOAL_ANT, Task
 
@@ -256,8 +257,7 @@ class Recorder:
             self._actors[key] = self._actor(*key, job["seed"])
         arrays = record_block(*self._actors[key], [job["seed"], job["k"], job["b"]], job["rows"])
         check_finite(f"simulated rows (block {job['k']}-{job['b']})", **{name: arrays[name] for name in PER_ROW})
-        with replacing(_block(Path(job["folder"]), job["k"], job["b"])) as temporary, open(temporary, "wb") as output:
-            np.savez(output, allow_pickle=False, **arrays)
+        write_npz(_block(Path(job["folder"]), job["k"], job["b"]), arrays, {})
 
     def _actor(self, file: str, snapshot: int, seed: int) -> "tuple[gymnasium.Env, Actor | None]":
         """The environment and who acts in it; None: uniform actions. seed: of the recording."""

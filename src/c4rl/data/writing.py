@@ -70,7 +70,7 @@ def write_npz(path: Path, arrays: Mapping[str, Array], metadata: Mapping[str, An
         for name, array in (*arrays.items(), *([("metadata", as_bytes(metadata))] if metadata else [])):
             entry = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
             with archive.open(entry, "w", force_zip64=True) as file:
-                np.lib.format.write_array(file, np.ascontiguousarray(array), allow_pickle=False)
+                np.lib.format.write_array(file, np.asarray(array, order="C"), allow_pickle=False)
 
 
 def _own_next_actions(dataset: Dataset) -> dict[str, Array]:

@@ -32,13 +32,14 @@ def profiles(drawing: Drawing, table: ResultTable, filled: Filled) -> Figure:
     """How many runs score above each threshold."""
     foot = foot_of(table, filled, f"{OF_A_RUN['late']}; bands: 95% bootstrap")
     figure, (axis,) = new_figure(1, f"Performance profiles: {table.title}", foot, height=3.6)
-    thresholds = np.linspace(0, 110, 56)
-    for method, (label, style) in zip(table.methods, styled([m.label for m in table.methods]), strict=True):
-        scores = overall(table, filled, method, "late")
+    found = [overall(table, filled, method, "late") for method in table.methods]
+    most = max([110, *(float(scores.max()) for scores in found if scores is not None)])  # mazes give hundreds
+    thresholds = np.linspace(0, most, 221)
+    for scores, (label, style) in zip(found, styled([m.label for m in table.methods]), strict=True):
         if scores is None:
             continue
         low, high = bootstrap_interval(lambda s: performance_profile(s, thresholds), scores)
-        axis.plot(thresholds, performance_profile(scores, thresholds), label=label, markevery=7, **style)
+        axis.plot(thresholds, performance_profile(scores, thresholds), label=label, markevery=28, **style)
         axis.fill_between(thresholds, low.clip(0, 1), high.clip(0, 1), color=style["color"], alpha=0.12, linewidth=0)
     axis.set_xlabel("D4RL-normalised score τ")
     axis.set_ylabel("share of runs with a score above τ")

@@ -80,10 +80,11 @@ def _named(what: str, labels: Sequence[str]) -> str:
 
 
 def styled(labels: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The look of each line; past the eighth, dashes move on by one, so that no two are the same."""
+    """The look of each line; past the eighth, dashes move on by one and markers by three, so that no two are the same,
+    nor two series of one point, which show no dashes."""
     for i, label in enumerate(labels):
-        color, _, marker = STYLES[i % len(STYLES)]
-        line = STYLES[(i + i // len(STYLES)) % len(STYLES)][1]
+        color, again = STYLES[i % len(STYLES)][0], i // len(STYLES)
+        line, marker = STYLES[(i + again) % len(STYLES)][1], STYLES[(i + 3 * again) % len(STYLES)][2]
         yield label, {"color": color, "linestyle": line, "marker": marker, "markersize": 4, "linewidth": 1.4}
 
 

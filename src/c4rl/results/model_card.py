@@ -1,7 +1,7 @@
 """What an exported policy is, where it came from and what it is worth: metadata, and a page of Markdown."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,7 @@ from c4rl.results.statistics import mean_interval
 from c4rl.training.checkpoint import load_progress
 from c4rl.training.evaluation import MOST_TRAINING_ROWS
 from c4rl.training.run_directory import RunDirectory, is_result, job_summary, read_metrics
-from c4rl.training.selection import selected_records
-from c4rl.training.summary import CRITERIA, SELECTED_RULE, Record, best_records, datasets_of, show_score, worth
+from c4rl.training.summary import SELECTED_RULE, Record, datasets_of, show_score, worth
 
 
 @dataclass(frozen=True)
@@ -32,6 +31,7 @@ class Provenance:
     seeds: tuple[Run, ...]  # all runs of its setting
     failed: dict[RunKey, str]
     checkpoint: str
+    updates: dict[RunKey, int]  # which each of `seeds` has its policy from
     records: dict[RunKey, list[Record]]  # the evaluations of each of `seeds`
     sha256: str
     summary: dict[str, Any]  # empty if the job has not finished
@@ -42,8 +42,10 @@ class Provenance:
         return self.config.task[0]
 
     def evaluation(self, run: Run) -> Record | None:
-        """The one that the run's exported policy had."""
-        return evaluation_of(run, self.records, self.checkpoint, self.config.select)
+        """The one that the run's exported policy had; a distilled one has had none."""
+        if self.distilled is not None and len(self.members) == 1:
+            return None
+        return evaluation_of(run, self.records, self.updates)
 
     def dataset_facts(self) -> dict[str, Any]:
         """The dataset's part of summary.json: rows and, without a simulator, baselines of its errors."""
@@ -85,18 +87,18 @@ def evaluations(folder: Path, config: TrainConfig) -> Records:
     return records
 
 
-def evaluation_of(run: Run, records: Records, checkpoint: str, select: str) -> Record | None:
-    """The one that the run's policy of this checkpoint had."""
-    own = records[run.key]
-    if checkpoint == "best":
-        return best_records(own).get(run.key)
-    if checkpoint == "selected":
-        return selected_records(own, CRITERIA[select]).get(run.key)
-    return own[-1] if own else None
+def evaluation_of(run: Run, records: Records, updates: Mapping[RunKey, int]) -> Record | None:
+    """The one that the run's policy had. A killed job may hold a policy whose evaluation is not logged (again) yet."""
+    return next((record for record in records[run.key] if record["update"] == updates[run.key]), None)
 
 
 def provenance(
-    folder: Path, config: TrainConfig, members: Sequence[Run], failed: dict[RunKey, str], checkpoint: str
+    folder: Path,
+    config: TrainConfig,
+    members: Sequence[Run],
+    failed: dict[RunKey, str],
+    checkpoint: str,
+    updates: dict[RunKey, int],
 ) -> Provenance:
     directory, records = RunDirectory(folder), evaluations(folder, config)
     seeds = tuple(run for run in runs_of(config) if run.group == members[0].group)
@@ -107,6 +109,7 @@ def provenance(
         seeds,
         failed,
         checkpoint,
+        updates,
         {run.key: records[run.key] for run in seeds},
         digests[members[0].data] if members[0].data < len(digests) else "not known",
         job_summary(folder, config) or {},

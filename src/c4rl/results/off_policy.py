@@ -11,6 +11,7 @@ from c4rl.core.errors import InputError
 from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.data.dataset import Dataset
 from c4rl.data.loading import load_for_task
+from c4rl.data.subsets import trajectory_slices
 from c4rl.diagnostics.fitted_q import FittedQConfig, fitted_q_evaluation
 from c4rl.environments.tasks import get_task
 from c4rl.jobs.config import TrainConfig
@@ -70,7 +71,10 @@ def judge(
     names, policies, scores = zip(*found, strict=True)
     estimates = fitted_q_evaluation(data, policies, config, choose_device(device), watch=watch)
     spread = estimates.resampled.std(1, ddof=1)
-    half = student_quantile(0.975, config.resamples - 1) * spread
+    count = len(trajectory_slices(data)[0])
+    # resamples of n trajectories vary less than n new ones would, by sqrt((n - 1) / n); those of one not at all
+    wider = np.sqrt(count / (count - 1)) if count > 1 else np.nan
+    half = student_quantile(0.975, config.resamples - 1) * spread * wider
     moved_much = SETTLED * max(float(np.ptp(estimates.values)), float(np.abs(estimates.values).max()) / 10)
     rows: list[dict[str, Any]] = []
     left = estimates.distance > FAR * estimates.mean_action_distance
@@ -80,6 +84,8 @@ def judge(
             warnings.append("may leave the data: no row has a logged next action to compare its actions with")
         if left[i]:
             warnings.append("leaves the data, not ranked: a constant action is much nearer to the logged ones")
+        if count == 1:
+            warnings.append("has no interval: the data are one trajectory, which begins in one state")
         if abs(estimates.moved[i]) > moved_much:
             warnings.append(f"not settled: moved by {estimates.moved[i]:.3g} in the last tenth; use more --updates")
         rows.append(
@@ -87,7 +93,7 @@ def judge(
                 "rank": None if left[i] else len(rows) + 1,
                 "policy": names[i],
                 "value": float(estimates.values[i]),
-                "interval": [float(estimates.values[i] - half[i]), float(estimates.values[i] + half[i])],
+                "interval": None if count == 1 else [float(estimates.values[i] + end * half[i]) for end in (-1, 1)],
                 "action_distance": _known(estimates.distance[i]),
                 "score": scores[i],
                 "warnings": warnings,
@@ -120,7 +126,7 @@ def _correlation(rows: Sequence[dict[str, Any]]) -> float | None:
 
 def _score(job: Job, logged: Records, run: Run) -> float | None:
     """In the simulator, where the job has one."""
-    record = evaluation_of(run, logged, job.checkpoint, job.config.select)
+    record = evaluation_of(run, logged, job.updates)
     return None if record is None else record.get("score")
 
 

@@ -60,16 +60,18 @@ def table_text(
         if score in ("best", "selected", "criteria") and table.quantity != "score":
             raise InputError(f"--score: found {score}, expected late, last or curve: table {name} is not about scores")
         filled = fill(table, _opened(store))
+        views = {"criteria": criteria_rows, "differences": difference_rows}
         if score in ("selected", "criteria") and all(m.job.get("select", "none") == "none" for m in table.methods):
             raise InputError(f"--score: found {score}, but no run of table {name} was trained with --select")
         if score == "differences" and not any(m.against in {n.label for n in table.methods} for m in table.methods):
             raise InputError(f"--score: found {score}, but no row of table {name} is compared with another")
         if far:
             return far_cells(table, filled)
+        if format == "csv" and score in ("curve", *views):
+            raise InputError(f"--format csv: found with --score {score}, expected late, last, best or selected")
         if format == "csv":
             return csv(run_rows(table, filled))
         words = caption(table, filled, score)
-        views = {"criteria": criteria_rows, "differences": difference_rows}
         rows = views[score](table, filled) if score in views else rows_of(table, filled, score)
     elif methods is not None or sets is not None:
         flag = "sets" if methods is None else "methods"

@@ -13,6 +13,7 @@ from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.core.onnx_policy import onnx_bytes
 from c4rl.data.loading import load_dataset
 from c4rl.data.policy_files import read_exported
+from c4rl.data.writing import write_npz
 from c4rl.environments.evaluation import EvaluationPool
 from c4rl.environments.tasks import Task, get_task, simulator
 from c4rl.jobs.config import TrainConfig
@@ -54,6 +55,7 @@ class Job(NamedTuple):
     config: TrainConfig
     runs: tuple[Run, ...]
     policies: dict[RunKey, NumpyPolicy]
+    updates: dict[RunKey, int]  # which each policy is from
     failed: dict[RunKey, str]  # what happened to runs that failed
     checkpoint: str  # which policies these are
 
@@ -78,7 +80,7 @@ def open_job(folder: Path, checkpoint: str | None, allow_import: bool = False) -
         directory.check_settings(progress.settings)
         frozen = {run.key: progress.frozen.get(str(run.key)) for run in runs}
         failed |= {key: describe_failure(failure) for key, failure in frozen.items() if failure is not None}
-    return Job(config, runs, policies, failed, checkpoint)
+    return Job(config, runs, policies, {key: fact.update for key, fact in facts.items()}, failed, checkpoint)
 
 
 def _load_one(folder: Path, checkpoint: str | None, seed: int | None, name: str | None) -> tuple[Run, NumpyPolicy, Job]:
@@ -153,7 +155,7 @@ def score_folder(
     """Score all policies of a folder, or that of one run, each in its own task. ensemble: all seeds of a setting act
     together; its row is called after the first of them."""
     job = open_job(folder, checkpoint, allow_import)
-    config, runs, policies, failed, checkpoint = job
+    config, runs, policies, _, failed, checkpoint = job
     if "none" in config.task:
         raise InputError(f"{folder}: was trained with --task none, expected a task with a simulator")
     members: dict[RunKey, list[Run]] = {}
@@ -257,16 +259,16 @@ def export_policy(
     check_new_file("output", output)
     page = output.with_name(f"{output.name}.md")
     check_new_file("output", page)
-    found = provenance(folder, job.config, members, job.failed, checkpoint)
+    found = provenance(folder, job.config, members, job.failed, checkpoint, job.updates)
     if distil_updates:
         policy, distance = distil(policy, _observations(found, policy), distil_updates, distil_noise, tell=print)
         found = replace(found, distilled=(distil_updates, distil_noise, distance))
     text = card(found, policy, output.name)
-    with replacing(output) as temporary, open(temporary, "wb") as file:
-        if kind == "onnx":
-            file.write(onnx_bytes(policy, policy_facts(found)))
-        else:
-            np.savez(file, allow_pickle=False, **policy.arrays())
+    if kind == "onnx":
+        with replacing(output) as temporary:
+            temporary.write_bytes(onnx_bytes(policy, policy_facts(found)))
+    else:
+        write_npz(output, policy.arrays(), {})
     with replacing(page) as temporary:
         temporary.write_text(text, "utf-8", "backslashreplace")  # names of files need not be UTF-8
     return [output, page], {other.key: job.failed[other.key] for other in others}

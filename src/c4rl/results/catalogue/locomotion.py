@@ -80,13 +80,14 @@ TABLES = (
     ),
     ResultTable(
         "trace",
-        "The trace that C4 penalises, on a fixed sample of 1,024 rows",
+        "The trace of the cross-covariance of gradients, on a fixed sample of 1,024 rows",
         (*TD3BC_PLUGGED, CQL, *WITH_CONTROLS[0][::-1]),
         EIGHT,
         quantity="cross_covariance_trace_exact",
         paper="",
         shows="figure of the trace during training",
         headline=("TD3+BC", "TD3+BC + C4", ON_GRADIENTS.label, "CQL", PAPER_CONTROL.label, PAPER.label),
+        note="C4 penalises this trace only where it is on gradients; elsewhere it penalises that of features.",
     ),
     ResultTable(
         "rebrac",
