@@ -12,6 +12,7 @@ from torch import Tensor
 
 from c4rl.algorithms.cql import CQL
 from c4rl.core.buffer import Batch
+from c4rl.core.errors import InputError
 from c4rl.data.dataset import Dataset
 from c4rl.training.launch import Launch
 from tests.algorithms.plain_cql import ACTIONS, MEMBERS, PlainCQL, layers_of
@@ -159,6 +160,14 @@ def test_without_the_lagrange_form_the_multiplier_rests() -> None:
     algorithm, launch = launch_of(lagrange_initial_log=0.3)
     one_update(launch)
     assert algorithm.multiplier.log.item() == 0.3
+
+
+def test_the_largest_initial_multiplier_still_adapts() -> None:
+    algorithm, launch = launch_of(lagrange="raw_gap", lagrange_threshold=1e6, lagrange_initial_log=13.8)
+    one_update(launch)
+    assert algorithm.multiplier.log.item() < 13.8
+    with pytest.raises(InputError, match=r"--lagrange-initial-log: found 13.9, expected"):
+        launch_of(lagrange="raw_gap", lagrange_initial_log=13.9)
 
 
 def test_a_gap_beyond_its_clip_counts_as_the_clip_and_pulls_no_more() -> None:

@@ -1,6 +1,7 @@
 """Plug-ins that ask what the policy does at states that are not in the data: smoothing, corrective labels."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -136,3 +137,16 @@ def test_a_run_of_a_swept_stack_is_the_run_alone(plugin: str, sweep: tuple[str, 
 def test_algorithms_without_a_single_trained_policy_are_refused(plugin: str, algorithm: str) -> None:
     with pytest.raises(InputError, match=f"'{plugin}' adds to the loss of a single policy, and '{algorithm}' has none"):
         small_config(algorithm, (plugin,), plugin_options=(PLUGINS[plugin][0](),))
+
+
+def test_a_launch_fits_only_the_datasets_that_its_runs_read() -> None:
+    """Jobs with many datasets have many launches: each fitting all of them would take the square of the time."""
+    one, other = small_dataset(), small_dataset(150)
+    buffer = pack_datasets([(data, plain_scaling(data)) for data in (one, other)], CPU, torch.float64)
+    config = small_config("bc", ("corrective_labels",), dataset=(Path("one"), Path("other")))
+    plugin = Launch(config, runs_of(config)[1:], buffer, CPU, torch.float64).plugins.all[0]
+    assert isinstance(plugin, CorrectiveLabels)
+    alone = launch_of("corrective_labels", data=other).plugins.all[0]
+    assert isinstance(alone, CorrectiveLabels)
+    assert (plugin._distance[:200] == 0).all()
+    assert torch.equal(plugin._states[200:], alone._states) and (plugin._distance[200:] > 0).all()

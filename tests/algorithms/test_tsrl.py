@@ -206,6 +206,25 @@ def test_the_releases_acceptance_is_all_or_none(factor: float, share: float) -> 
     assert trusted_noise(algorithm, launch)[1].mean() == share
 
 
+def test_the_releases_acceptance_does_not_look_beyond_ends() -> None:
+    algorithm, launch = algorithm_of(acceptance="batch", noise_scale=0.0)
+    advance(launch, STAGE_ONE)
+    batch = batch_at(launch, STAGE_ONE + 2, 256)
+    goes_on = batch.continues[0] > 0
+    assert 0 < goes_on.sum() < 256
+    with torch.no_grad():
+        z_s, z_a = algorithm.dynamics.encode(batch.observations, algorithm.actor(batch.observations))
+        f = algorithm.dynamics.forward_step(z_s, z_a)
+        next_z_s, _ = algorithm.dynamics.encode(batch.next_observations, batch.actions)
+        back = next_z_s + algorithm.dynamics.reverse_step(next_z_s, z_a) - z_s  # without noise
+        residual = float(back.square()[:, goes_on].mean())
+        elsewhere = batch._replace(next_observations=batch.next_observations + 50 * ~goes_on.view(1, -1, 1))
+        for factor, trusted in ((1.01, goes_on), (0.99, goes_on & False)):
+            algorithm.data.residuals.copy_(torch.tensor([[factor * residual, 0.0, 1.0]]))
+            for one in (batch, elsewhere):
+                assert torch.equal(algorithm._trusted_noise(one, z_s, z_a, f)[1][0] > 0, trusted)
+
+
 def test_trust_falls_with_the_quantile() -> None:
     shares = []
     for quantile in (0.0, 0.5, 1.0):

@@ -42,8 +42,8 @@ class CQLConfig(CriticConfig):
     """Adapt the weight so that the gap meets the threshold: α'(α_cql·gap - τ) or α'·α_cql(gap - τ)."""
     lagrange_threshold: float = option(10.0, at_least=-1e6, at_most=1e6)
     """τ of the Lagrange forms."""
-    lagrange_initial_log: float = option(0.0, at_least=-100, at_most=14)
-    """Initial log α'."""
+    lagrange_initial_log: float = option(0.0, at_least=-100, at_most=13.8)
+    """Initial log α'; where α' reaches 1e6, it stays."""
     max_q_backup: Literal["none", "max_min", "min_max"] = "none"
     """Back up the best of N next actions by the smaller critic (max_min), or the smaller of the two maxima."""
     entropy: Literal["automatic", "fixed"] = "automatic"
@@ -176,7 +176,7 @@ class CQL(Algorithm):
         if not config.importance_sampling:
             logged = q_data.unsqueeze(3) if q.dim() == 4 else q_data[..., None, None]
             q = torch.cat([q, logged.expand(*q.shape[:-1], 1)], dim=-1)
-        soft_maximum = _soft_maximum(q, config.cql_temperature)
+        soft_maximum = config.cql_temperature * (q / config.cql_temperature).logsumexp(-1)
         soft_maximum = soft_maximum.mean(3) if config.lse_group == 3 else soft_maximum  # [R, M, B]
         gap = soft_maximum - q_data
         return (gap if unclipped else gap.clamp(config.gap_minimum, config.gap_maximum)).mean(2)
@@ -193,8 +193,3 @@ class CQL(Algorithm):
         else:
             excess = weight * (gap - config.lagrange_threshold)
         return multiplier.detach() * excess, -0.5 * (multiplier * excess.detach()).sum(1)
-
-
-def _soft_maximum(q: Tensor, temperature: float) -> Tensor:
-    """T log Σ exp(q / T) over the last axis."""
-    return q.logsumexp(-1) if temperature == 1 else temperature * (q / temperature).logsumexp(-1)

@@ -232,7 +232,7 @@ class TSRL(TD3):
         residual = (noisy_next + model.reverse_step(predicted, z_a) - noisy).square().sum(2)  # [R, B]
         threshold, least, largest = data.residuals.unsqueeze(2).unbind(1)  # [R, 1] each
         if config.acceptance == "batch":
-            residual = (residual.mean(1, keepdim=True) / s).expand_as(residual)
+            residual = (mean_over(residual, batch.continues) / s).unsqueeze(1).expand_as(residual)
             threshold = (threshold - least) / (largest - least)
         # a terminal's s' belongs to another episode
         return noise, (residual <= threshold).to(z_s.dtype) * batch.continues

@@ -82,15 +82,12 @@ class _Groups:
         self._groups = [_Group(task, seeds[run], index) for run, index in self.places]
 
     def collect(self, job: Mapping[str, Any], weights: bytes) -> list[tuple[Array, list[float]]]:
-        policies = gaussian_policies(_with_words(load(weights))) if weights else None
+        words = {"activation": np.array("relu"), "squash": np.array("tanh")}
+        policies = gaussian_policies(load(weights) | words) if weights else None
         return [
             group.collect(policies[run] if policies else None, job["block"], job["steps"], job["restart"])
             for (run, _), group in zip(self.places, self._groups, strict=True)
         ]
-
-
-def _with_words(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    return {**arrays, "activation": np.array("relu"), "squash": np.array("tanh")}
 
 
 class Collector:

@@ -64,11 +64,9 @@ class Kitchen(gymnasium.Env):
         self.data = mujoco.MjData(model)
         self._position = self.data.qpos
         self.goal = np.zeros(30)
-        self._subtasks = {}
-        for name in KITCHENS[kind]:
-            first, wanted = SUBTASKS[name]
-            self._subtasks[name] = slice(first, first + len(wanted))
-            self.goal[self._subtasks[name]] = wanted
+        self._subtasks = KITCHENS[kind]
+        for first, wanted in map(SUBTASKS.__getitem__, self._subtasks):
+            self.goal[first : first + len(wanted)] = wanted
         self._to_do: set[str] = set()
         self._seen = START
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (60,), np.float64)
@@ -94,7 +92,7 @@ class Kitchen(gymnasium.Env):
         step(self.model, self.data, FRAMES)
         self._steps += 1
         observation = self._observation()
-        done = {name for name in self._to_do if self._distance(self._subtasks[name]) < DONE_WITHIN}
+        done = {name for name in self._to_do if is_done(name, self._seen)}
         self._to_do -= done
         return observation, float(len(done)), not self._to_do, self._steps >= self.horizon, {}
 
@@ -102,8 +100,10 @@ class Kitchen(gymnasium.Env):
         self._seen = self._position + self._noise * self.np_random.uniform(-1.0, 1.0, len(NOISE))
         return np.concatenate((self._seen, self.goal))
 
-    def _distance(self, positions: slice) -> float:
-        return float(np.linalg.norm(self._seen[positions] - self.goal[positions]))
+
+def is_done(name: str, position: Array) -> bool:
+    first, wanted = SUBTASKS[name]
+    return bool(np.linalg.norm(position[first : first + len(wanted)] - wanted) < DONE_WITHIN)
 
 
 @cache  # compiling takes a second, and nothing changes it

@@ -12,7 +12,7 @@ import mujoco
 import numpy as np
 
 from c4rl.core.array import Array
-from c4rl.environments.kitchen import DONE_WITHIN, KITCHENS, REACH, ROBOT, START, SUBTASKS, Kitchen
+from c4rl.environments.kitchen import KITCHENS, REACH, ROBOT, START, SUBTASKS, Kitchen, is_done
 
 OPEN, CLOSED = 1.0, -1.0
 # sub-task -> the site at its handle, and points relative to where that is at the start, with the fingers' action
@@ -106,7 +106,7 @@ class KitchenArm(gymnasium.Wrapper):
 
     def step(self, action: Array) -> tuple[Array, float, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
-        self.order = [name for name in self.order if not _done(name, observation)]
+        self.order = [name for name in self.order if not is_done(name, observation)]
         return observation, reward, terminated, truncated or not self.order, info
 
     def act(self, observation: Array, rng: np.random.Generator | None = None) -> Array:
@@ -146,8 +146,3 @@ class KitchenArm(gymnasium.Wrapper):
         change = jacobian.T @ np.linalg.solve(jacobian @ jacobian.T + DAMPING * np.eye(6), wanted)
         action = change / REACH
         return action / max(1.0, float(np.abs(action).max()))
-
-
-def _done(name: str, position: Array) -> bool:
-    first, wanted = SUBTASKS[name]
-    return bool(np.linalg.norm(position[first : first + len(wanted)] - wanted) < DONE_WITHIN)

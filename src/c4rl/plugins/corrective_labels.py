@@ -48,10 +48,16 @@ class CorrectiveLabels(Plugin):
 
     def attach(self, algorithm: Host, buffer: TransitionBuffer) -> None:
         self._act = algorithm.plain_actions
-        some = buffer.sample(MOST_ROWS)
-        parts = zip(some.packed.split(some.dataset_lengths), buffer.packed.split(buffer.dataset_lengths), strict=True)
-        self._states = torch.cat([predecessors(buffer, fitted, own) for fitted, own in parts])  # s̃ of each row
-        self._distance = (self._states - buffer.unpack(buffer.packed).observations).square().mean(1).sqrt()
+        some, read, start = buffer.sample(MOST_ROWS), set(buffer.offsets.tolist()), 0
+        observations = buffer.unpack(buffer.packed).observations
+        self._states = observations.clone()  # s̃ of each row; of datasets that no run here reads, s
+        for fitted, own in zip(
+            some.packed.split(some.dataset_lengths), buffer.packed.split(buffer.dataset_lengths), strict=True
+        ):
+            if start in read:
+                self._states[start : start + len(own)] = predecessors(buffer, fitted, own)
+            start += len(own)
+        self._distance = (self._states - observations).square().mean(1).sqrt()
 
     def actor_term(self, step: ActorStep) -> Tensor:
         rows, actions = step.batch.rows, step.batch.actions
