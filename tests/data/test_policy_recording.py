@@ -1,8 +1,9 @@
 """Recording with policies from files: whole episodes, equal bytes, and killed recordings that go on."""
 
 import sys
+import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from c4rl.core.action_bounds import ActionBounds
 from c4rl.core.behaviour_policy import BehaviourPolicy
 from c4rl.core.errors import InputError, WorkFailed
 from c4rl.core.numpy_policy import NumpyPolicy
+from c4rl.core.worker_process import WorkerProcess
 from c4rl.data import load_dataset, policy_recording
 from c4rl.data.loading import load_for_task
 from c4rl.data.policy_files import read_exported, read_policies, trained_for, write_gaussian
@@ -77,6 +79,17 @@ def test_the_bytes_depend_neither_on_workers_nor_on_interruptions(tmp_path: Path
     record(HOPPER.name, 300, 4, tmp_path / "other.npz", [policy], workers=0)
     plain, two, killed, other = ((tmp_path / f"{n}.npz").read_bytes() for n in ("plain", "two", "killed", "other"))
     assert plain == two == killed != other
+
+
+def test_two_processes_do_not_record_the_same_file(tmp_path: Path) -> None:
+    """The first to end would delete the blocks of the other."""
+
+    def second(done: int, expected: int) -> None:
+        with pytest.raises(InputError, match="in use by another c4rl process"):
+            record(HOPPER.name, 100, 0, tmp_path / "a.npz", ["random"], workers=0)
+
+    record(HOPPER.name, 100, 0, tmp_path / "a.npz", ["random"], workers=0, progress=second)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
 
 
 def test_episodes_are_whole_and_their_ends_true(tmp_path: Path) -> None:
@@ -326,6 +339,34 @@ def test_a_worker_that_fails_is_reported(tmp_path: Path, monkeypatch: pytest.Mon
         WorkFailed, match=r"recording hopper-medium-v2: a worker ended with exit code 1.*run the same command again"
     ):
         record(HOPPER.name, 10, 0, tmp_path / "new.npz", ["random"], workers=1)
+
+
+def test_the_goal_reaching_ant_is_recorded_where_it_learned(tmp_path: Path) -> None:
+    record("goal-ant", 40, 0, tmp_path / "a.npz", workers=0)
+    data = load_dataset(tmp_path / "a.npz", task=get_task("goal-ant"))
+    assert len(data) == 40 and data.observations.shape == (40, 29)
+
+
+def test_a_worker_ends_with_its_parent_although_its_environment_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hanging_environment.py").write_text(
+        CARELESS.replace("reward = float(action[0])", "open('hangs', 'w').close(); __import__('time').sleep(1000)")
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    task = get_task("gym:hanging_environment:Careless-v0")
+    worker = WorkerProcess(policy_recording.__name__, asdict(task))
+    try:
+        job = {"file": "random", "snapshot": None, "rows": 10, "seed": 0, "folder": str(tmp_path), "k": 0, "b": 0}
+        worker.request(job)
+        while not (tmp_path / "hangs").exists():
+            assert worker.process.poll() is None
+            time.sleep(0.05)
+        worker._requests.close()  # as the system does where the parent is killed
+        assert worker.process.wait(10) == 0
+    finally:
+        worker.stop()
 
 
 def test_d4rls_policy_records_what_its_environment_does(shared: Callable[[str], Path]) -> None:

@@ -16,6 +16,7 @@ from gymnasium.wrappers import TimeLimit
 
 from c4rl.core.errors import InputError, WorkFailed
 from c4rl.core.numpy_policy import NumpyPolicy
+from c4rl.data.loading import environment_bounds
 from c4rl.environments import evaluation
 from c4rl.environments.evaluation import EvaluationPool, episode_return, episode_returns, rollout
 from c4rl.environments.locomotion import gymnasium_environment
@@ -24,6 +25,9 @@ from c4rl.environments.tasks import Task, get_task
 
 BROKEN_ENVIRONMENTS = """
 import os
+import subprocess
+import sys
+import time
 import gymnasium
 import numpy as np
 
@@ -47,9 +51,24 @@ class Broken(gymnasium.Env):
             np.linalg.inv(np.zeros((2, 2)))
         if self.how == "leaves":
             raise SystemExit
+        if self.how == "asks":
+            return np.zeros(3), float(len(sys.stdin.read())), True, False, {}
+        if self.how == "forks":
+            if os.fork() == 0:
+                time.sleep(1000)
+            os._exit(3)
+        if self.how == "starts":
+            child = subprocess.Popen(["sleep", "1000"])
+            with open(os.environ["CHILDREN"], "a") as file:
+                print(child.pid, file=file)
+            os._exit(3)
         return np.zeros(3), 1.5, True, False, {}
 
-for how in ("dies", "raises", "inverts", "leaves", "talks"):
+    def close(self):
+        if self.how == "talks":
+            raise AttributeError("no window to close")
+
+for how in ("dies", "raises", "inverts", "leaves", "talks", "asks", "forks", "starts"):
     gymnasium.register(f"{how.title()}-v0", entry_point=Broken, kwargs={"how": how}, max_episode_steps=5)
 """
 
@@ -175,6 +194,36 @@ def test_what_an_environment_raises_reaches_the_caller_with_its_own_line(how: st
         pool.evaluate([random_policy(task, 0, (8,))], 2, seed=0)
 
 
+def test_an_environment_that_reads_from_the_terminal_does_not_read_requests(broken: str) -> None:
+    task = get_task(f"{broken}Asks-v0")
+    with EvaluationPool(task, workers=1) as pool:
+        returns = pool.submit([random_policy(task, 0, (8,))], 2, seed=0).result(timeout=60)
+    np.testing.assert_array_equal(returns, [[0, 0]])
+
+
+def test_a_dead_worker_is_noticed_while_a_process_lives_that_it_forked(broken: str) -> None:
+    task = get_task(f"{broken}Forks-v0")
+    with EvaluationPool(task, workers=1) as pool, pytest.raises(WorkFailed, match="exit code 3"):
+        pool.submit([random_policy(task, 0, (8,))], 1, seed=0).result(timeout=60)
+
+
+def test_what_a_dead_worker_started_is_ended(broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHILDREN", str(tmp_path / "children"))
+    task = get_task(f"{broken}Starts-v0")
+    with EvaluationPool(task, workers=1) as pool, pytest.raises(WorkFailed, match="exit code 3"):
+        pool.evaluate([random_policy(task, 0, (8,))], 1, seed=0)
+    assert _wait_for_death([int(pid) for pid in (tmp_path / "children").read_text().split()])
+
+
+def test_workers_import_nothing_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which may be a run folder of somebody else's."""
+    (tmp_path / "queue.py").write_text("raise ImportError('from the current folder')")
+    monkeypatch.chdir(tmp_path)
+    task = get_task("maze2d-open-dense-v0")
+    with EvaluationPool(task, workers=1) as pool:
+        assert np.isfinite(pool.evaluate([random_policy(task, 0, (8,))], 1, seed=0)).all()
+
+
 @pytest.mark.parametrize("allowed", [0, 1])
 def test_processes_that_cannot_be_started(allowed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that can do the work; without any there is a sentence, and nothing waits for ever."""
@@ -198,10 +247,11 @@ def test_processes_that_cannot_be_started(allowed: int, monkeypatch: pytest.Monk
                 future.result(timeout=60)
 
 
-def test_an_environment_may_print(broken: str) -> None:
+def test_an_environment_may_print_and_fail_to_close(broken: str) -> None:
     task = get_task(f"{broken}Talks-v0")
     with EvaluationPool(task, workers=1) as pool:
         np.testing.assert_array_equal(pool.evaluate([random_policy(task, 0, (8,))], 2, seed=0), [[1.5, 1.5]])
+    assert environment_bounds(task) == [-1, 1]
 
 
 def test_a_task_without_simulator_is_refused_at_once() -> None:

@@ -44,7 +44,20 @@ class Follow(gymnasium.Env):
         return self.state, reward, bool(self.state[0] > 0.9), False, {}
 
 
+class Gap(Follow):
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
+        found = super().step(action)
+        return found[0], float("nan"), *found[2:]
+
+
+class Leaver(Follow):
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
+        raise SystemExit("no licence")
+
+
 gymnasium.register("c4rl-Follow-v0", Follow, max_episode_steps=10)
+gymnasium.register("c4rl-Gap-v0", Gap, max_episode_steps=10)
+gymnasium.register("c4rl-Leaver-v0", Leaver, max_episode_steps=10)
 
 SMALL: dict[str, Any] = {
     "task": "gym:c4rl-Follow-v0",
@@ -218,6 +231,23 @@ def test_actions_that_cannot_be_explored_are_refused(
     good, bad = (BehaviourConfig(**SMALL | {"task": task}) for task in (SMALL["task"], f"gym:{name}"))
     with pytest.raises(InputError, match=f"task 'gym:{name}': {sentence}"):
         train_together([(good, tmp_path / "good", 0), (bad, tmp_path / "bad", 0)], print_line=lambda line: None)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("Gap", r"simulated rows: 'rewards' holds nan first in row 0"),
+        ("Leaver", r"SystemExit: no licence \(.*line \d+"),
+    ],
+)
+def test_an_environment_that_fails_ends_the_training_in_a_sentence(
+    name: str, sentence: str, workers: int, tmp_path: Path
+) -> None:
+    config = BehaviourConfig(**SMALL | {"task": f"gym:{__name__}:c4rl-{name}-v0"})
+    with pytest.raises(WorkFailed, match=sentence):
+        train_together([(config, tmp_path / "agent", workers)], print_line=lambda line: None)
     assert list(tmp_path.iterdir()) == []
 
 

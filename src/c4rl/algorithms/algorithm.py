@@ -95,6 +95,7 @@ class Algorithm(ABC):
     has_actor_term: ClassVar[bool] = True  # whether plug-ins may add to the actor's loss
     has_one_policy: ClassVar[bool] = True  # whether `actor` is the one network that acts
     runs_together_on_cpu: ClassVar[int] = 8  # the number of runs per launch that is fastest there
+    mixes_datasets: ClassVar[bool] = False  # runs on different data may share a launch
     remembered: ClassVar[tuple[str, ...]] = ()  # metrics that only some updates have; `last` keeps them in between
     actor: Policy
 
@@ -196,7 +197,7 @@ class Algorithm(ABC):
 
         An algorithm that reads more than batches overrides this if runs on different datasets may share a launch.
         """
-        return data if cls.attach is not Algorithm.attach else 0
+        return 0 if cls.mixes_datasets or cls.attach is Algorithm.attach else data
 
     def attach(self, buffer: TransitionBuffer) -> None:
         """Called once before the first update, for algorithms that read more than batches."""

@@ -89,6 +89,7 @@ class BPPOConfig(CriticConfig):
 
 
 class BPPO(AcceptedPolicies):
+    mixes_datasets = True
     config_type = BPPOConfig
     has_actor_term = False  # the stage that plug-ins act on has no actor
     config: BPPOConfig
@@ -114,10 +115,6 @@ class BPPO(AcceptedPolicies):
             Stage("cloning", config.cloning_updates, config.batch_size, plugged=False),
             Stage("improvement", config.improvement_updates, config.batch_size, plugged=False),
         )
-
-    @classmethod
-    def launch_key(cls, config: BPPOConfig, rows: int, data: int) -> Hashable:
-        return 0  # every run has its own returns and judged states
 
     def attach(self, buffer: TransitionBuffer) -> None:
         discount = self.config.discount

@@ -7,7 +7,6 @@ of densities is ruled by a few sharp steps; and the behaviour's advantage from I
 """
 
 import math
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -46,6 +45,7 @@ class SORLConfig(StyleConfig, ImplicitQConfig):
 
 
 class SORL(ImplicitQ):
+    mixes_datasets = True
     config_type = SORLConfig
     has_density = False  # it has m densities, and no single one per row
     has_one_policy = False
@@ -66,10 +66,6 @@ class SORL(ImplicitQ):
             Stage("styles", rounds, config.style_batch_size, plugged=False, evaluated=False),
             Stage("training", updates, config.batch_size),
         )
-
-    @classmethod
-    def launch_key(cls, config: SORLConfig, rows: int, data: int) -> Hashable:
-        return 0  # every run has its own trajectories
 
     def attach(self, buffer: TransitionBuffer) -> None:
         self.styles = TrajectoryStyles(self.config, self.stack, buffer, self.streams)

@@ -5,7 +5,6 @@ stays near the data's latent actions and where the model is symmetric; it also m
 states, as long as the model stays symmetric there.
 """
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -82,6 +81,7 @@ class TSRLConfig(TD3Config):
 class TSRL(TD3):
     """The critics are TD3's, on [z_s, z_a]."""
 
+    mixes_datasets = True
     config_type = TSRLConfig
     config: TSRLConfig
     remembered = ("actor_loss", "latent_cloning", "policy_asymmetry", "trusted_noise")
@@ -109,10 +109,6 @@ class TSRL(TD3):
             Stage("dynamics model", config.dynamics_updates, rows, plugged=False, evaluated=False),
             Stage("training", updates, config.batch_size),
         )
-
-    @classmethod
-    def launch_key(cls, config: TSRLConfig, rows: int, data: int) -> Hashable:
-        return 0  # every run has its own statistics
 
     def attach(self, buffer: TransitionBuffer) -> None:
         self.buffer = buffer

@@ -1,6 +1,7 @@
 """Files that are written whole or not at all, and read with care."""
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import IO, Any
 
 from c4rl.core.errors import InputError
 
@@ -42,6 +43,17 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def locked(folder: Path) -> IO[bytes]:
+    """Until it is closed, no other process gets it."""
+    lock = (folder / ".lock").open("ab")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise InputError(f"{folder}: in use by another c4rl process, expected a folder that none is using") from None
+    return lock
 
 
 def copy_file(source: Path, target: Path) -> None:

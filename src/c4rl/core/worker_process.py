@@ -6,11 +6,13 @@ bytes behind it where there are any.
 
 import json
 import os
+import queue
 import select
 import signal
 import subprocess
 import sys
 import sysconfig
+import threading
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -27,7 +29,7 @@ PATIENCE_SECONDS = 1.0  # between the end of a worker's replies and that of the 
 
 def worker_environment() -> dict[str, str]:
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    return os.environ | threads | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    return os.environ | threads | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
 
 
 class WorkerDied(Exception):
@@ -42,7 +44,7 @@ class WorkerProcess:
     def __init__(self, module: str, facts: Message) -> None:
         """module: its function `serve` is the worker's end, with these facts as its first request."""
         self.process = subprocess.Popen(
-            [sys.executable, "-c", f"from {module} import serve; serve()"],
+            [sys.executable, "-P", "-c", f"from {module} import serve; serve()"],  # not from the current folder
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=worker_environment(),
@@ -73,7 +75,7 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """And what it started: a library may look for its parts in a process, which would complain of the lost pipe."""
-        if self.process.poll() is None:
+        if not self._replies.closed:  # what a dead worker started may still run
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
 
@@ -91,13 +93,24 @@ class Parent:
     """The worker's end."""
 
     def __init__(self) -> None:
-        self._requests, self._replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-        os.dup2(2, 1)  # what an environment prints must not mix with the replies
+        self._requests, self._replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+        pipes, nowhere = (self._requests.fileno(), self._replies.fileno()), os.open(os.devnull, os.O_RDWR)
+        os.dup2(nowhere, 0)  # what an environment reads must not be requests
+        os.dup2(2, 1)  # what it prints must not mix with the replies
+        # a process that it forks must not keep the pipes open: the parent sees by them that the worker died
+        os.register_at_fork(after_in_child=lambda: [os.dup2(nowhere, pipe) for pipe in pipes])
+        self._inbox: queue.SimpleQueue[tuple[Message, bytes]] = queue.SimpleQueue()
+        threading.Thread(target=self._receive, daemon=True).start()
+
+    def _receive(self) -> None:
+        while (found := _read(self._requests)) is not None:
+            self._inbox.put(found)
+        os._exit(0)  # the parent is gone, and nobody needs the current work
 
     def requests(self) -> Iterator[tuple[Message, bytes]]:
-        """Until the parent closes the pipe or dies."""
-        while (found := _read(self._requests)) is not None:
-            yield found
+        """Until the parent closes the pipe or dies, which ends this process."""
+        while True:
+            yield self._inbox.get()
 
     def answer(self, message: Message, payload: bytes = b"") -> None:
         try:

@@ -15,6 +15,7 @@ from c4rl.core.array import Array
 from c4rl.core.behaviour_policy import BehaviourPolicy
 from c4rl.core.errors import WorkFailed
 from c4rl.core.worker_process import Parent, WorkerDied, WorkerProcess, described
+from c4rl.data.checks import check_finite
 from c4rl.data.policy_files import WORDS, gaussian_policies
 from c4rl.environments.making import make_environment
 from c4rl.environments.tasks import Task
@@ -67,7 +68,10 @@ class _Group:
                 if terminated or truncated:
                     returns.append(self._totals[e])
                     self._reset(e, rng)
-        return rows.reshape(steps * GROUP, -1), returns
+        rows = rows.reshape(steps * GROUP, -1)
+        if np.isfinite(rows[:, : s + a]).all():  # else the policy itself has diverged
+            check_finite("simulated rows", next_observations=rows[:, s + a : 2 * s + a], rewards=rows[:, -3])
+        return rows, returns
 
     def _reset(self, e: int, rng: np.random.Generator) -> None:
         self._observations[e] = self._environments[e].reset(seed=int(rng.integers(2**31)))[0]
@@ -110,7 +114,10 @@ class Collector:
         numbers = {k: np.array(v, order="C") for k, v in (arrays or {}).items() if k not in WORDS or k == "n_hidden"}
         weights = save(numbers) if numbers else b""
         if self._own is not None:
-            self._found = self._own.collect(job, weights)
+            try:
+                self._found = self._own.collect(job, weights)
+            except (Exception, SystemExit) as error:
+                raise WorkFailed(described(error)) from error
         for worker in self._workers:
             worker.request(job, weights)
 
@@ -159,5 +166,5 @@ def serve() -> None:
             found = groups.collect(job, weights)
             rows = np.stack([rows for rows, _ in found])
             parent.answer({"shape": rows.shape, "returns": [returns for _, returns in found]}, rows.tobytes())
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a script's environment may exit
             parent.answer({"error": described(error)})

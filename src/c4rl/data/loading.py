@@ -1,9 +1,7 @@
 """Loads any supported file as a Dataset, or raises one sentence that says why not."""
 
 import stat
-import sys
 from collections.abc import Callable
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -131,12 +129,12 @@ def _of_three(
 
 def environment_bounds(task: Task) -> list[Array | None]:
     """The lower and upper bounds of its actions, infinite where it has none that can be used; None: nowhere."""
-    from c4rl.environments.making import make_environment  # reading data needs no simulator
+    from c4rl.environments.gym_ids import close  # reading data needs no simulator
+    from c4rl.environments.making import make_environment
 
     environment = make_environment(task)
     space: Any = environment.action_space  # a Box, or `get_task` would have refused it
-    with redirect_stdout(sys.stderr):  # ours may be JSON
-        environment.close()
+    close(environment)
     return [_inside(space.low, -1), _inside(space.high, 1)]
 
 

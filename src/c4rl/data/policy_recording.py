@@ -20,7 +20,7 @@ import numpy as np
 
 from c4rl.core.array import Array
 from c4rl.core.errors import InputError, WorkFailed
-from c4rl.core.files import sha256_of, write_json
+from c4rl.core.files import locked, sha256_of, write_json
 from c4rl.core.worker_process import Message, Parent, WorkerDied, WorkerProcess, described
 from c4rl.data.assembly import number_trajectories
 from c4rl.data.behaviour_agents import ARM, RANDOM
@@ -86,14 +86,16 @@ def blocks(
     """The folder with all blocks, deleted once they were used. progress: (blocks recorded, blocks to record)."""
     folder = output.with_name(f".{output.name}.recording")
     request = facts | {"policies": [asdict(behaviour) | {"file": _base(behaviour)} for behaviour in behaviours]}
-    _open(folder, request)
     share = -(-facts["size"] // len(behaviours))
     rows = min(BLOCK, share)
     jobs = [(k, b) for k in range(len(behaviours)) for b in range(-(-share // rows))]
-    todo = [job for job in jobs if not _block(folder, *job).exists()]
-    _run(task, behaviours, facts["seed"], rows, folder, todo, workers, lambda done: progress(done, len(todo)))
-    yield folder
-    shutil.rmtree(folder)
+    folder.mkdir(exist_ok=True)
+    with locked(folder):
+        _open(folder, request)
+        todo = [job for job in jobs if not _block(folder, *job).exists()]
+        _run(task, behaviours, facts["seed"], rows, folder, todo, workers, lambda done: progress(done, len(todo)))
+        yield folder
+        shutil.rmtree(folder)
 
 
 def _base(behaviour: Behaviour) -> str:
@@ -111,7 +113,6 @@ def _open(folder: Path, request: dict[str, Any]) -> None:
         if json.loads(note.read_text()) != request:
             raise InputError(f"{folder}: holds the blocks of another recording; delete it, or choose another output")
         return
-    folder.mkdir(exist_ok=True)
     write_json(note, request)
 
 
@@ -270,7 +271,8 @@ class Recorder:
             arm = KitchenArm(self._task.environment, self._task.horizon)
             return arm, arm
         policy = read_policies(Path(file), self._task)[snapshot]
-        if self._task.domain != "antmaze" or trained_for(Path(file)) != GOAL_ANT.name:
+        in_maze = self._task.domain == "antmaze" and self._task.name != GOAL_ANT.name
+        if not in_maze or trained_for(Path(file)) != GOAL_ANT.name:
             return self._environment, policy
         from c4rl.environments.antmaze import MAZES, goal_near
         from c4rl.environments.maze_walk import Kind, MazeWalk, SteeredWalker

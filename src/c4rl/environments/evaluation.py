@@ -298,17 +298,9 @@ def serve() -> None:
         for _ in requests:
             parent.answer({"error": str(error)})
         return
-    inbox: queue.SimpleQueue[tuple[list[int], bytes]] = queue.SimpleQueue()
-
-    def read() -> None:
-        for message, new in requests:
-            inbox.put((message["seeds"], new))
-        os._exit(0)  # the parent is gone, and nobody needs the current episode
-
-    threading.Thread(target=read, daemon=True).start()
     policy = None
-    while True:
-        seeds, new = inbox.get()
+    for message, new in requests:
+        seeds = message["seeds"]
         try:
             if new:
                 policy = policy_from_bytes(new)

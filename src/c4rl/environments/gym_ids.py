@@ -2,7 +2,7 @@
 
 import sys
 import warnings
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 
 import gymnasium
 
@@ -27,8 +27,13 @@ def gym_dimensions(environment: str) -> tuple[int, int, int]:
         limit = made.spec.max_episode_steps if made.spec is not None else None
         return dimensions[0], dimensions[1], limit or DEFAULT_HORIZON
     finally:
-        with redirect_stdout(sys.stderr):
-            made.close()
+        close(made)
+
+
+def close(environment: gymnasium.Env) -> None:
+    """Whatever its own code raises: nobody needs it any more."""
+    with redirect_stdout(sys.stderr), suppress(Exception, SystemExit):
+        environment.close()
 
 
 def make_gym(environment: str, horizon: int | None = None) -> gymnasium.Env:

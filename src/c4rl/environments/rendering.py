@@ -26,7 +26,7 @@ def render_episode(task: Task, policy: NumpyPolicy, seed: int, count: int) -> np
     message = json.dumps({"task": asdict(task), "seed": seed, "count": count}).encode()
     try:
         done = subprocess.run(
-            [sys.executable, "-c", "from c4rl.environments.rendering import serve; serve()"],
+            [sys.executable, "-P", "-c", "from c4rl.environments.rendering import serve; serve()"],
             input=message + b"\n" + policy_bytes(policy),
             capture_output=True,
             timeout=SECONDS,

@@ -6,7 +6,6 @@ dynamics. Here a model of predecessors, fitted to the data's own (s', a) -> s, g
 """
 
 import math
-from collections.abc import Hashable
 from dataclasses import dataclass
 
 import torch
@@ -36,15 +35,12 @@ class CorrectiveLabelsConfig(Options):
 class CorrectiveLabels(Plugin):
     """w · mean (π(s̃) - a)² over rows whose s̃ is near s."""
 
+    mixes_datasets = True
     needs_policy = True
     has_actor_term = True
 
     def __init__(self, config: CorrectiveLabelsConfig) -> None:
         self.config = config
-
-    @classmethod
-    def launch_key(cls, options: CorrectiveLabelsConfig, rows: int, data: int) -> Hashable:
-        return 0  # a model for each dataset
 
     def attach(self, algorithm: Host, buffer: TransitionBuffer) -> None:
         self._act = algorithm.plain_actions

@@ -1,6 +1,5 @@
 """DR3 (Kumar et al., 2022): a penalty on the dot product of a critic's features at (s, a) and at (s', a')."""
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -28,14 +27,11 @@ class DR3Config(Options):
 class DR3(Plugin):
     """c0 · mean φ(s, a)·φ(s', a') for each head, φ the online critic's last hidden layer on both sides."""
 
+    mixes_datasets = True
     needs_critic: ClassVar[bool] = True
 
     def __init__(self, config: DR3Config) -> None:
         self.config = config
-
-    @classmethod
-    def launch_key(cls, options: DR3Config, rows: int, data: int) -> Hashable:
-        return 0  # batches are all it looks at
 
     def attach(self, algorithm: Host, buffer: TransitionBuffer) -> None:
         stack = algorithm.stack

@@ -1,6 +1,5 @@
 """Rows of better trajectories more often (return weighting, Hong et al., 2023), fair to cut trajectories."""
 
-from collections.abc import Hashable
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -41,6 +40,8 @@ class ReturnsConfig(Options):
 
 
 class Returns(Plugin):
+    mixes_datasets = True
+
     def __init__(self, config: ReturnsConfig) -> None:
         self.config = config
 
@@ -50,10 +51,6 @@ class Returns(Plugin):
             raise InputError(
                 f"--weighted-rows: found actor, expected all: {algorithm.__name__} trains no actor where plug-ins act"
             )
-
-    @classmethod
-    def launch_key(cls, options: Any, rows: int, data: int) -> Hashable:
-        return 0
 
     def row_weights(self, buffer: TransitionBuffer) -> Tensor | None:
         return None if self.chooses_actor_rows else self._weights(buffer)

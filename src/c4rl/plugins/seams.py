@@ -75,6 +75,7 @@ class Plugin:
     needs_critic: ClassVar[bool] = False
     needs_policy: ClassVar[bool] = False  # one network that acts, with a loss to add to
     monitored: ClassVar[bool] = False  # its runs log the cross-covariance
+    mixes_datasets: ClassVar[bool] = False  # runs on different data may share a launch
     period: int | None = None  # updates between two calls of `refresh`
 
     @classmethod
@@ -90,7 +91,7 @@ class Plugin:
     @classmethod
     def launch_key(cls, options: Any, rows: int, data: int) -> Hashable:
         """As an algorithm's: runs of equal keys may share a launch."""
-        return data if cls.attach is not Plugin.attach else 0
+        return 0 if cls.mixes_datasets or cls.attach is Plugin.attach else data
 
     def attach(self, algorithm: Host, buffer: TransitionBuffer) -> None:
         """Called once, after the networks are built."""

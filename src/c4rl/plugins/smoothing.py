@@ -1,6 +1,5 @@
 """Policy smoothing (after RORL, Yang et al., 2022): a policy that acts alike at states that are nearly the same."""
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 
 import torch
@@ -26,15 +25,12 @@ class Smoothing(Plugin):
     fixed, each draw would also push π itself along J δ, which is noise, and along its curvature, which moves π(s).
     """
 
+    mixes_datasets = True
     needs_policy = True
     has_actor_term = True
 
     def __init__(self, config: SmoothingConfig) -> None:
         self.config = config
-
-    @classmethod
-    def launch_key(cls, options: SmoothingConfig, rows: int, data: int) -> Hashable:
-        return 0  # batches are all it looks at
 
     def attach(self, algorithm: Host, buffer: TransitionBuffer) -> None:
         self._act, self._streams, stack = algorithm.plain_actions, algorithm.streams, algorithm.stack

@@ -5,7 +5,6 @@ This order is fixed, so that an agent is a function of its seed and options, how
 begin anew after every checkpoint: a killed training that is resumed ends as one that was never interrupted.
 """
 
-import fcntl
 import json
 import shutil
 import time
@@ -26,7 +25,7 @@ from torch import Tensor
 from c4rl.algorithms.sac import SAC, SACConfig
 from c4rl.core.array import Array
 from c4rl.core.errors import InputError
-from c4rl.core.files import read_json, replacing, write_json
+from c4rl.core.files import locked, read_json, replacing, write_json
 from c4rl.core.networks import Stack
 from c4rl.core.random import Streams
 from c4rl.core.version import __version__
@@ -277,20 +276,10 @@ def open_training(
         raise InputError(f"{folder} exists already and is not overwritten; choose another name")
     training = BehaviourTraining(replace(config, task=task.name), folder, print_line)
     (folder / "snapshots").mkdir(parents=True, exist_ok=True)
-    training.lock = _locked(folder)
+    training.lock = locked(folder)
     write_json(note, described)
     training.restore()
     return training
-
-
-def _locked(folder: Path) -> IO[bytes]:
-    lock = (folder / ".lock").open("ab")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
-        raise InputError(f"{folder}: in use by another c4rl process, expected a folder that none is using") from None
-    return lock
 
 
 def train_together(
