@@ -32,6 +32,7 @@ QUANTITIES = {
     "score": "D4RL-normalised score",
     "c4_effective_K": "clusters with a weight above 0.02",
     "cross_covariance_trace_exact": "tr(Ĉ)/m of gradients",
+    "cross_covariance_trace_proxy": "tr(Ĉ)/m of features",
     "variance_lead": "cos(∇E[δ²], ∇Var[δ]) - cos(∇E[δ²], ∇(E[δ])²)",
 }
 
