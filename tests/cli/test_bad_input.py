@@ -263,7 +263,11 @@ BAD_FOLDERS: dict[str, tuple[Build, list[str]]] = {
     "resume what is no job": (lambda folder: ["train", "--resume", folder], ["config.json", "no such file"]),
     "resume with further flags": (
         lambda folder: ["train", "--resume", folder, "--seeds", "9"],
-        ["--seeds", "found where a known flag was expected", "`c4rl train --help`"],
+        ["--seeds: found with --resume, which takes only --address, --allow-import, --dataset, --device,"],
+    ),
+    "resume with an option of the algorithm": (
+        lambda folder: ["train", "--resume", folder, "--alpha", "9"],
+        ["--alpha: found with --resume, which takes only "],
     ),
     "evaluate what is no job": (lambda folder: ["evaluate", folder], ["config.json", "no such file"]),
     "export what is no job": (lambda folder: ["export", folder], ["config.json", "no such file"]),
@@ -341,12 +345,14 @@ def test_bad_input_is_one_sentence_and_leaves_nothing_behind(
         ("table main --far --score", "--score: found no value, expected"),
         ("train --config", "--config: found no value, expected a path or None"),
         ("train --algorithm", "--algorithm: found no value, expected"),
+        ("train --alpha 3 --sweep alpha=1,2", "--alpha: found in --sweep too, expected"),
+        ("train --alpha 3 --by-dataset alpha=1", "--alpha: found in --by-dataset too, expected"),
         ("data info", "DATASET: found nothing, expected text"),
         (
             "data info --dataset a.npz",
             "--dataset: found where a known flag was expected; `c4rl data info --help` shows",
         ),
-        ("data info a.npz b.npz", "DATASET: found 'a.npz b.npz', expected text"),
+        ("data info a.npz b.npz", "DATASET: found 'a.npz b.npz', expected text, one word (quote a name"),
         ("data record maze2d-open-v0", "--output (a path): not given"),
         ("data record maze2d-open-v0 --output new.npz --size x", "--size: found 'x', expected a whole number"),
         ("evaluate", "FOLDER: found nothing, expected a path"),

@@ -104,6 +104,27 @@ def test_what_sound_data_may_hold_is_no_fault(tmp_path: Path) -> None:
             assert (name in faults(save(tmp_path, arrays))) == is_fault, (name, value)
 
 
+@pytest.mark.parametrize("stored", [True, False])
+def test_logs_of_one_length_may_end_both_ways(stored: bool, tmp_path: Path) -> None:
+    """Without stored next observations the last row of those that were cut is left out."""
+    arrays = sound_arrays()
+    rows = np.arange(len(arrays["rewards"]) // 50 * 50)
+    ends, terminal = rows % 50 == 49, rows // 50 % 2 == 0
+    arrays = {
+        "observations": np.random.default_rng(0).normal(size=(len(rows), 3)),
+        "actions": arrays["actions"][rows],
+        "rewards": arrays["rewards"][rows],
+        "terminals": ends & terminal,
+        "timeouts": ends & ~terminal,
+    }
+    if stored:
+        following = np.roll(arrays["observations"], -1, 0)
+        arrays["next_observations"] = np.where(ends[:, None], arrays["observations"] + 1, following)
+    assert "terminals_at_time_limit" not in faults(save(tmp_path, arrays))
+    arrays["terminals"], arrays["timeouts"] = ends, np.zeros(len(rows), bool)
+    assert "terminals_at_time_limit" in faults(save(tmp_path, arrays))
+
+
 def test_an_episode_of_the_full_length_lacks_no_time_out(tmp_path: Path) -> None:
     arrays = sound_arrays()
     arrays["trajectory_ids"] = np.arange(len(arrays["rewards"])) // 1000

@@ -93,6 +93,17 @@ def test_without_a_simulator_errors_are_called_errors(tmp_path: Path) -> None:
     assert "alpha=9.0" not in text, "one without any comes last"
 
 
+@pytest.mark.parametrize("width", [40, 80])
+def test_a_narrow_terminal_cuts_no_number(width: int, tmp_path: Path) -> None:
+    view = JobView(make_folder(tmp_path / "job", seeds=(10, 11)))
+    view.poll()
+    console = Console(file=io.StringIO(), width=width)
+    console.print(render(view, columns=width))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert all(f" {words} " in text for words in ("10", "11", "seed", "best"))
+    assert " training " in text or " done " in text
+
+
 def test_sparklines() -> None:
     assert sparkline([0.0, 3.5, 7.0]) == "▁▅█"
     assert sparkline([2.0, 2.0]) == "▁▁" and sparkline([]) == ""

@@ -96,6 +96,17 @@ def test_an_exported_model_acts_as_the_policy_on_logged_rows_and_carries_its_fac
     assert single["update"] == "40"
 
 
+def test_the_card_of_an_unfinished_job_tells_the_updates_of_the_policy(job: Path, tmp_path: Path) -> None:
+    unfinished = shutil.copytree(job, tmp_path / "job")
+    (unfinished / "summary.json").unlink()
+    config = (unfinished / "config.json").read_text()
+    (unfinished / "config.json").write_text(config.replace('"updates": 40', '"updates": 1000'))
+    for folder, updates in ((job, "40"), (unfinished, "40 of 1,000; the job has not finished")):
+        output = tmp_path / f"{len(updates)}.npz"
+        assert run("export", folder, "--seed", "5", "--output", output) == 0
+        assert f"| updates | {updates} |" in output.with_name(f"{output.name}.md").read_text()
+
+
 @pytest.mark.parametrize(("flag", "chosen"), [("--seed=5", {"seed": 5}), ("--ensemble", {"ensemble": True})])
 def test_an_exported_file_is_loaded_as_its_folder_is(
     flag: str, chosen: dict[str, Any], job: Path, tmp_path: Path
@@ -256,3 +267,12 @@ def test_distilling_refuses_one_policy_and_other_data(job: Path, tmp_path: Path,
         data.write_bytes(kept)
     assert "its sha256 is" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("kind", "name"), [("npz", "policy.onnx"), ("onnx", "policy.npz")])
+def test_a_name_of_the_other_format_is_refused(
+    kind: str, name: str, job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("export", job, "--format", kind, "--output", tmp_path / name) == 2
+    assert f"found '{name}' with --format {kind}, expected a name that ends in .{kind}" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

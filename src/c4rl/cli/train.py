@@ -64,7 +64,11 @@ def train(arguments: Arguments) -> int:
 
     fields = [flag for flag in flags_of(TrainConfig) if flag.field.name in RESUMABLE]
     flags = [*(flag for flag in flags_of(_Sources) if flag.field.name not in ("config", "points")), *fields]
-    values = parse("train", arguments, [*flags, *flags_of(EngineFlags)], {flag.field.name: None for flag in fields})
+    flags += flags_of(EngineFlags)
+    known = {flag.name for flag in flags}
+    if others := [flag_in(word) for word in arguments if word[:2] == "--" != word and flag_in(word) not in known]:
+        raise InputError(f"{others[0]}: found with --resume, which takes only {', '.join(sorted(known))}")
+    values = parse("train", arguments, flags, {flag.field.name: None for flag in fields})
     folder, allow_import = values.pop("resume"), values.pop("allow_import")
     changes = {flag.field.name: values[flag.field.name] for flag in fields if values[flag.field.name] is not None}
     how = {"allow_import": allow_import, **changes}
@@ -134,6 +138,9 @@ def config_of(arguments: Arguments) -> "TrainConfig":
         )
     # what the preset or the stored config has for an option that is given anew makes way
     anew = {name: values[name] if f"--{flag_of(name)}" in alone else () for name in ("sweep", "by_dataset")}
+    for name, swept in anew.items():
+        if both := alone & _options_of(swept):
+            raise InputError(f"{min(both)}: found in --{flag_of(name)} too, expected an option in one of them")
     named = alone | _options_of((*anew["sweep"], *anew["by_dataset"], *(words if file is not None else ())))
     kept = {name: tuple(w for w in given.get(name, ()) if not named & _options_of([w])) for name in anew}
     values["sweep"] = anew["sweep"] or kept["sweep"]

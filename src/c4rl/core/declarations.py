@@ -201,7 +201,9 @@ def read_text(field: "dataclasses.Field[Any]", words: str | list[str], given: st
         return read(field.type, words[0] if alone else words, as_text)
     except ValueError:
         found = f"'{words if isinstance(words, str) else ' '.join(words)}'" if words != [] else "nothing"
-        raise InputError(f"{given}: found {found}, expected {expected(field)}") from None
+        several = isinstance(words, list) and len(words) > 1 and not is_tuple(field.type)
+        hint = ", one word (quote a name with spaces)" if several else ""
+        raise InputError(f"{given}: found {found}, expected {expected(field)}{hint}") from None
 
 
 def is_tuple(kind: Any) -> bool:

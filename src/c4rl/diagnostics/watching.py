@@ -25,6 +25,7 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 SPARKS = 12  # evaluations in a sparkline
 QUIET = 300.0  # seconds without a new line after which a job may have ended
 LEAST_ROWS = 5  # of the table, however small the terminal
+WIDE = 72  # columns of a terminal that has room for losses and sparklines
 
 
 class Follower:
@@ -144,8 +145,8 @@ def _status(view: JobView) -> str:
     return f"no new line for {quiet:,.0f} s: interrupted?" if quiet > QUIET else "waiting for the next line"
 
 
-def render(view: JobView, rows: int = 10_000) -> RenderableType:
-    """rows: the most of the table; the best groups are shown where runs are more."""
+def render(view: JobView, rows: int = 10_000, columns: int = 80) -> RenderableType:
+    """rows: the most of the table; the best groups are shown where runs are more. columns: of the terminal."""
     grouped: dict[str, list[RunView]] = {}
     for key, run in view.runs.items():
         name = str(key) if len(view.runs) <= rows else run.group
@@ -157,13 +158,14 @@ def render(view: JobView, rows: int = 10_000) -> RenderableType:
 
     names = sorted(grouped, key=last_score, reverse=True) if len(grouped) > rows else list(grouped)
     shown = names[: max(rows, LEAST_ROWS)]
-    metrics = [name for name in SHOWN if any(name in run.latest for run in view.runs.values())]
+    wide = columns >= WIDE
+    metrics = [name for name in SHOWN if wide and any(name in run.latest for run in view.runs.values())]
     table = Table(title=Text(f"{view.folder}: {view.config.method}"), title_justify="left")
     alone = all(isinstance(key, int) for key in view.runs) and len(view.runs) <= rows
     last, every = ("score", "scores") if view.higher_is_better else ("action error", "errors")
-    for heading in ("seed" if alone else "run", *metrics, last, "best", every, "state"):
+    for heading in ("seed" if alone else "run", *metrics, last, "best", *([every] if wide else []), "state"):
         justify: Literal["left", "right"] = "left" if heading in ("run", every, "state") else "right"
-        no_wrap = heading == every
+        no_wrap = heading in (every, "state")
         table.add_column(heading.replace("_", " "), justify=justify, overflow="fold", no_wrap=no_wrap)
     for name in shown:
         some = grouped[name]
@@ -177,7 +179,7 @@ def render(view: JobView, rows: int = 10_000) -> RenderableType:
             *(number(mean_of([run.latest[m] for run in some if m in run.latest])) for m in metrics),
             number(mean_of([one[-1] for one in scores])),
             number(mean_of([best(one) for one in scores])),
-            sparkline(means),
+            *([sparkline(means)] if wide else []),
             Text(state, style=style),
         )
     left = len(names) - len(shown)
@@ -201,11 +203,11 @@ def watch(folder: Path, every: float, once: bool, console: Console) -> None:
     view = JobView(folder)
     view.poll()
     if once or not console.is_terminal:
-        console.print(render(view))
+        console.print(render(view, columns=console.width))
         return
     with Live(console=console, auto_refresh=False, screen=False) as live:
         while True:
-            live.update(render(view, console.height - 8), refresh=True)
+            live.update(render(view, console.height - 8, console.width), refresh=True)
             if view.finished:
                 return
             time.sleep(every)

@@ -223,11 +223,21 @@ def _method(found: Provenance) -> str:
     versions = found.summary.get("versions", {})
     rows = {
         "method": config.method,
-        "updates": f"{config.updates:,}",
+        "updates": _updates(found),
         "seeds trained": _list(run.seed for run in found.seeds),
         "trained with": ", ".join(f"{name} {v}" for name, v in versions.items()) if versions else "not known",
     }
     return _section("Method", _table(rows) + f"\n\n```json\n{json.dumps(jsonable(options))}\n```")
+
+
+def _updates(found: Provenance) -> str:
+    """The job's; where the policy has fewer, as in a job that was interrupted, also its own."""
+    planned, every = found.config.updates, found.config.total_updates
+    own = dict.fromkeys(found.updates[run.key] for run in found.members)
+    if found.summary and set(own) <= {every}:
+        return f"{planned:,}"
+    ending = "" if found.summary else "; the job has not finished"
+    return f"{_list(f'{update:,}' for update in own)} of {every:,}{ending}"
 
 
 def _scores(found: Provenance) -> str:

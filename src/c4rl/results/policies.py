@@ -231,6 +231,9 @@ def _observations(found: Provenance, policy: NumpyPolicy) -> np.ndarray:
     return data.observations
 
 
+ENDINGS = (".npz", ".onnx")  # readers choose by them
+
+
 def export_policy(
     folder: Path,
     checkpoint: str | None,
@@ -256,6 +259,9 @@ def export_policy(
     label = f"distilled_{label}" if distil_updates else label
     checkpoint = job.checkpoint
     output = output or folder / f"policy_{checkpoint}_{label}.{kind}"
+    if output.suffix in ENDINGS and output.suffix != f".{kind}":
+        given, other = f"'{output.name}' with --format {kind}", output.suffix[1:]
+        raise InputError(f"--output: found {given}, expected a name that ends in .{kind}, or --format {other}")
     check_new_file("output", output)
     page = output.with_name(f"{output.name}.md")
     check_new_file("output", page)
