@@ -119,6 +119,8 @@ class ConvertFlags(ActionBounds):
     def check(self) -> None:
         if len(self.files) != 2:
             raise InputError(f"FILES: found {len(self.files)}, expected two: IN and OUT")
+        if self.size is None and self.subset != ConvertFlags.subset:
+            raise InputError(f"--subset: found {self.subset} without --size, expected the number of rows to keep")
 
 
 def convert(arguments: Arguments) -> int:
