@@ -337,7 +337,10 @@ def test_bad_input_is_one_sentence_and_leaves_nothing_behind(
         ("train --plugins", "--plugins: found none, expected one or more: one of c4, layer_norm"),
         ("train --sweep tau=0.1 --sweep alpha=1", "--sweep: found 2 times, expected it once, with all"),
         ("train --seeds=1 --seeds=2", "--seeds: found 2 times, expected it once, with all its words"),
-        ("data convert in.npz out.npz --subset rows", "--subset: found rows without --size, expected the number of rows"),
+        (
+            "data convert in.npz out.npz --subset rows",
+            "--subset: found rows without --size, expected the number of rows",
+        ),
         ("train --subset columns", "--subset: found 'columns', expected one of trajectories, rows"),
         (
             "train --size much",
