@@ -128,8 +128,9 @@ class Clustering:
         y = self._coordinates(g_next, g, projections)
         found = self._fit(y[:, fitted], valid[:, fitted], streams, fitted, first=index == 0)
         own = found.responsibilities if fitted.step == 1 else found.mixture.responsibilities(y, valid)
-        # rows that the fit left out may hold numbers that are not finite too
-        failure = found.failure | (~own.isfinite().flatten(1).all(1)) * int(Failure.NON_FINITE_ROWS)
+        # of a sound fit, rows that it left out may hold numbers that are not finite
+        left_out = (~own.isfinite().flatten(1).all(1)) * int(Failure.NON_FINITE_ROWS)
+        failure = torch.where(found.failure == 0, left_out, found.failure)
         drawn = own
         if self.authors is not None and index == 0:
             first = self.authors.first_clusters(pool, mask, self.components, config.covariance, streams)
