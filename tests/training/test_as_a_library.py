@@ -18,7 +18,7 @@ import c4rl
 from c4rl.algorithms.bc import BCConfig
 from c4rl.data.recording import record
 from c4rl.plugins.dr3 import DR3Config
-from c4rl.training.loop import Trainer
+from c4rl.training.trainer import Trainer
 from tests.cli.support import assert_same_tensors, save_npz
 from tests.helpers import small_config
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-import c4rl.training.loop as loop
 import c4rl.training.scorekeeper as scorekeeper
+import c4rl.training.trainer as trainer
 from c4rl.data.packing import pack_datasets
 from c4rl.plugins.c4.plugin import C4Config
 from c4rl.training.checkpoint import Progress, load_checkpoint, load_progress, save_checkpoint
@@ -47,7 +47,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         save_checkpoint(path, states, progress)
         updates.append(progress.update)
 
-    monkeypatch.setattr(loop, "save_checkpoint", noting)
+    monkeypatch.setattr(trainer, "save_checkpoint", noting)
     return updates
 
 
@@ -64,7 +64,7 @@ def test_training_goes_on_while_one_is_written_and_does_not_show_in_it(
             save_checkpoint(tmp_path / "checkpoint.safetensors", states, progress)
         save_checkpoint(path, states, progress)
 
-    monkeypatch.setattr(loop, "save_checkpoint", late)
+    monkeypatch.setattr(trainer, "save_checkpoint", late)
     at_update(monkeypatch, 36, lambda launch: got_on.set())
     assert run(*command(plain_data, tmp_path / "job")) == 0
     assert_same_job(tmp_path / "job", undisturbed)
@@ -109,7 +109,7 @@ def test_no_second_one_begins_before_the_first_is_written(
         save_checkpoint(path, states, progress)
         updates.append(progress.update)
 
-    monkeypatch.setattr(loop, "save_checkpoint", slow)
+    monkeypatch.setattr(trainer, "save_checkpoint", slow)
     at_update(monkeypatch, 57, lambda launch: got_on.set())
     assert run(*command(plain_data, tmp_path / "job", "--checkpoint-seconds", "1e-9")) == 0
     assert len(updates) == 3 and updates[0] == 0 and updates[2] == 60

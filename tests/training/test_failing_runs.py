@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-import c4rl.training.loop as loop
+import c4rl.training.trainer as trainer
 from c4rl.data.packing import pack_datasets
 from c4rl.jobs.runs import runs_of
 from c4rl.training.checkpoint import Progress, load_checkpoint
@@ -39,14 +39,14 @@ def command(dataset: Path, output: Path, *flags: object, task: str = "none") -> 
 @pytest.fixture(autouse=True)
 def checkpoints_are_finite(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every checkpoint that is ever written is looked through."""
-    save = loop.save_checkpoint
+    save = trainer.save_checkpoint
 
     def checked(path: Path, states: dict[int, RunState], progress: Progress) -> None:
         bad = [(s, n) for s, state in states.items() for n, t in state.items() if not torch.isfinite(t).all()]
         assert not bad, f"not finite at update {progress.update}: {bad}"
         save(path, states, progress)
 
-    monkeypatch.setattr(loop, "save_checkpoint", checked)
+    monkeypatch.setattr(trainer, "save_checkpoint", checked)
 
 
 def poison(monkeypatch: pytest.MonkeyPatch, seed: int, at: int) -> None:

@@ -16,8 +16,8 @@ import pytest
 import torch
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-import c4rl.training.loop as loop
 import c4rl.training.preparation as preparation
+import c4rl.training.trainer as trainer
 from c4rl.core.array import Array
 from c4rl.environments.tasks import Task
 from c4rl.jobs.config import TrainConfig
@@ -113,13 +113,13 @@ def test_with_the_threads_it_began_with_whatever_the_load_is_now(
     """Another number of threads would round differently."""
     used: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", used.append)
-    monkeypatch.setattr(loop, "ALL_THREADS", 2)
-    monkeypatch.setattr(loop, "free_threads", lambda: 1)
+    monkeypatch.setattr(trainer, "ALL_THREADS", 2)
+    monkeypatch.setattr(trainer, "free_threads", lambda: 1)
     stored = json.loads((straight / "config.json").read_text()) | {"threads": None}
     (tmp_path / "config.json").write_text(json.dumps(stored))
     assert run("train", "--config", tmp_path / "config.json", "--output", tmp_path / "job", "--updates", "2") == 0
     assert "1 of 2 threads, since other processes were busy when it began" in capsys.readouterr().out
-    monkeypatch.setattr(loop, "free_threads", lambda: 2)
+    monkeypatch.setattr(trainer, "free_threads", lambda: 2)
     assert run("train", "--resume", tmp_path / "job") == 0
     assert run("train", "--resume", tmp_path / "job", "--threads", "2") == 0
     before = torch.get_num_threads()  # each job gives them back
@@ -193,11 +193,11 @@ def test_killed_while_the_end_was_scored(plain_data: Path, tmp_path: Path) -> No
     folder, every = tmp_path / "job", ["--dataset", plain_data, "--eval-every", "8", "--monitor"]
     begin(folder, *every, at=15)
 
-    def cut(self: loop.Trainer, step: int, forced: bool = False) -> None:
+    def cut(self: trainer.Trainer, step: int, forced: bool = False) -> None:
         raise PowerCut
 
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(loop.Trainer, "_save", cut)
+        monkeypatch.setattr(trainer.Trainer, "_save", cut)
         with pytest.raises(PowerCut):
             run("train", "--resume", folder, "--updates", "10")
     assert metric_lines(folder)[-1]["update"] == 10
@@ -220,7 +220,7 @@ def test_the_best_and_selected_policies_are_those_of_the_scores(
     def score(task: Task, returns: np.ndarray) -> dict[str, Any]:
         return {"score": sign * next(found), "returns": [0.0]}
 
-    def killed(self: loop.Trainer) -> None:
+    def killed(self: trainer.Trainer) -> None:
         self.directory.close()
         raise PowerCut
 
@@ -234,10 +234,10 @@ def test_the_best_and_selected_policies_are_those_of_the_scores(
         assert policy_updates(folder / f"policy_{which}.safetensors") == {0: 16, 1: 16}
     sign, shown = -1.0, list[list[float]]()
     monkeypatch.setattr(
-        loop.Display, "finished", lambda self: shown.append([run["best"] for run in self.runs.values()])
+        trainer.Display, "finished", lambda self: shown.append([run["best"] for run in self.runs.values()])
     )
     with monkeypatch.context() as patched, pytest.raises(PowerCut):  # killed again, as soon as it had begun
-        patched.setattr(loop.Trainer, "run", killed)
+        patched.setattr(trainer.Trainer, "run", killed)
         run("train", "--resume", folder, "--updates", updates)
     assert run("train", "--resume", folder) == 0
     for which in ("best", "selected"):
@@ -305,15 +305,15 @@ def test_no_evaluation_stays_pending_after_the_end(
 def test_a_kept_checkpoint_that_was_about_to_be_copied(
     plain_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, keep = tmp_path / "job", loop.Trainer._keep_checkpoint
+    folder, keep = tmp_path / "job", trainer.Trainer._keep_checkpoint
 
-    def cut(self: loop.Trainer, step: int) -> None:
+    def cut(self: trainer.Trainer, step: int) -> None:
         raise PowerCut
 
-    monkeypatch.setattr(loop.Trainer, "_keep_checkpoint", cut)
+    monkeypatch.setattr(trainer.Trainer, "_keep_checkpoint", cut)
     with pytest.raises(PowerCut):
         begin(folder, "--dataset", plain_data, "--keep-checkpoints", "2")
-    monkeypatch.setattr(loop.Trainer, "_keep_checkpoint", keep)
+    monkeypatch.setattr(trainer.Trainer, "_keep_checkpoint", keep)
     assert run("train", "--resume", folder) == 0
     assert RunDirectory(folder).kept_checkpoints() == [15, 30]
 
@@ -385,7 +385,7 @@ def test_on_another_simulator(
 ) -> None:
     folder = tmp_path / "job"
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(loop, "simulator", lambda *tasks: began_on)
+        monkeypatch.setattr(trainer, "simulator", lambda *tasks: began_on)
         flags = ["--dataset", maze_data, "--task", "maze2d-open-dense-v0", "--eval-episodes", "1"]
         begin(folder, *flags, "--updates", "12", at=11)
     before = listing(folder)

@@ -22,12 +22,12 @@ from c4rl.core.errors import InputError, Interrupted, WorkFailed
 from c4rl.core.files import how_to_resume, read_json
 from c4rl.jobs.config import RESUMABLE, TrainConfig
 from c4rl.jobs.config_file import read_config, to_json
-from c4rl.training.loop import changed
 from c4rl.training.parts import LaunchesFailed, drop_parts, is_in_parts, join, parts_of
 from c4rl.training.parts_display import Part, PartsDisplay
 from c4rl.training.preparation import Preparation, in_any_folder, prepare_all
 from c4rl.training.ray_worker import TOKEN, train_part
 from c4rl.training.run_directory import RunDirectory, check_new_output, job_config
+from c4rl.training.same_job import changed
 from c4rl.training.stopping import StopRequests
 from c4rl.training.summary import versions
 
