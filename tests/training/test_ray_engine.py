@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from c4rl.cli.train import config_of
+from c4rl.core.files import InUse
 from c4rl.data.recording import record
 from c4rl.jobs.config_file import to_json
 from c4rl.results import bench_tables, tables
@@ -24,7 +25,6 @@ from c4rl.results.store import Store
 from c4rl.results.tables import Method, ResultTable
 from c4rl.training.ray_engine import RayOptions, begun_job
 from c4rl.training.ray_worker import train_part
-from c4rl.training.run_directory import InUse
 from tests.cli.support import SMALL, run, summary
 from tests.training.jobs import assert_same_job, last_update
 

@@ -45,14 +45,23 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+class InUse(InputError):
+    """Another process holds the folder's lock, perhaps not for long."""
+
+
 def locked(folder: Path) -> IO[bytes]:
-    """Until it is closed, no other process gets it."""
-    lock = (folder / ".lock").open("ab")
+    """The lock of a folder that no other process uses, held until it is closed; the system frees it on any death."""
+    # never a link, never emptied
+    lock = open(os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "rb")  # noqa: SIM115
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         lock.close()
-        raise InputError(f"{folder}: in use by another c4rl process, expected a folder that none is using") from None
+        raise InUse(f"{folder}: in use by another c4rl process, expected a folder that none is using") from None
+    except OSError as error:  # Lustre without -o flock
+        lock.close()
+        expected = "a file system with file locks"
+        raise InputError(f"{folder}: cannot be locked ({error.strerror}), expected {expected}") from None
     return lock
 
 

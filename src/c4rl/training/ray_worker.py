@@ -8,12 +8,12 @@ from typing import Any
 from rich.console import Console
 
 from c4rl.core.errors import InputError, Interrupted
-from c4rl.core.files import read_json, write_json
+from c4rl.core.files import InUse, read_json, write_json
 from c4rl.jobs.config_file import from_json
 from c4rl.training.checkpoint import load_progress
 from c4rl.training.loop import resume, train
 from c4rl.training.parts import place_file
-from c4rl.training.run_directory import InUse, was_begun
+from c4rl.training.run_directory import was_begun
 from c4rl.training.summary import versions
 
 LOCK_SECONDS = 120.0  # how long a launch waits for the lock of a process that may have died with its node

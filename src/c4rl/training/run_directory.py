@@ -1,6 +1,5 @@
 """A job's folder: locked while in use, every file either whole or absent."""
 
-import fcntl
 import json
 import math
 import os
@@ -12,17 +11,13 @@ from typing import IO, Any
 
 from c4rl.core.errors import InputError
 from c4rl.core.extras import installed
-from c4rl.core.files import how_to_resume, not_written, parse_json, read_bytes, read_json, replacing, write_json
+from c4rl.core.files import how_to_resume, locked, not_written, parse_json, read_bytes, read_json, replacing, write_json
 from c4rl.core.typed_json import jsonable
 from c4rl.jobs.config import RESUMABLE, TrainConfig
 from c4rl.jobs.config_file import digest, read_config, stored_config, to_json
 from c4rl.jobs.runs import Run, RunKey, file_name, key_of, runs_of
 
 NOT_FINITE = ("nan", "inf", "-inf")  # as `jsonable` writes them
-
-
-class InUse(InputError):
-    """Another process holds the folder's lock, perhaps not for long."""
 
 
 class RunDirectory:
@@ -57,7 +52,7 @@ class RunDirectory:
         check_new_output(self.path)
         self.path.mkdir(parents=True)
         try:
-            self._acquire()
+            self._lock = locked(self.path)
             write_json(self.path / "config.json", to_json(config))
             self._metrics = open(self.path / "metrics.jsonl", "a")  # noqa: SIM115 - held until close
         except BaseException:  # a full disk: half a folder could neither be resumed nor made anew
@@ -87,7 +82,7 @@ class RunDirectory:
             if (own and not path.is_file()) or (path.name == "tensorboard" and not path.is_dir()):
                 expected = "a regular file" if own else "a folder"
                 raise InputError(f"{path}: not {expected}, expected the run folder as c4rl left it")
-        self._acquire()
+        self._lock = locked(self.path)
         self._runs = {run.key: run for run in runs_of(config)}
 
     def kept(self, update: int, pending: Collection[int] = ()) -> list[dict[str, Any]]:
@@ -114,19 +109,6 @@ class RunDirectory:
         """Change values in config.json."""
         path = self.path / "config.json"
         write_json(path, stored_config(path) | values)
-
-    def _acquire(self) -> None:
-        # never a link, never emptied; held until close, and the system frees it on any death
-        self._lock = open(os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "rb")  # noqa: SIM115
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._lock.close()
-            raise InUse(f"{self.path}: in use by another c4rl process, expected a folder that none is using") from None
-        except OSError as error:  # Lustre without -o flock
-            self._lock.close()
-            expected = "a file system with file locks"
-            raise InputError(f"{self.path}: cannot be locked ({error.strerror}), expected {expected}") from None
 
     def log(self, update: int, per_run: Mapping[RunKey, dict[str, Any]]) -> None:
         """A line of metrics.jsonl for each run, all in one go; and the numbers to TensorBoard."""
