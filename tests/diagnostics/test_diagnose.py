@@ -14,13 +14,14 @@ from c4rl.core.buffer import Batch
 from c4rl.diagnostics.cluster_structure import RowFacts, describe_clusters, explained, find_clusters
 from c4rl.diagnostics.divergence import first_warning
 from c4rl.diagnostics.gradients import gradient_pairs, sample_rows
-from c4rl.diagnostics.metrics import read_metrics
+from c4rl.diagnostics.metrics import metrics_by_run
 from c4rl.diagnostics.q_health import describe_q
 from c4rl.diagnostics.spectra import describe_spectrum
 from c4rl.diagnostics.td_terms import describe_td_terms, measured_variance, order_of, paired_directions, terms_of_rows
 from c4rl.plugins.c4.monitor import expected_td_terms
 from c4rl.training.gradient_cosines import gradient_cosines
 from c4rl.training.launch import Launch
+from c4rl.training.run_directory import job_config
 from c4rl.training.summary import FAILED
 from tests.cli.support import SMALL, listing, run, save_npz
 from tests.diagnostics.folders import make_folder
@@ -260,7 +261,7 @@ def test_a_run_that_blew_up_is_named_with_its_update(jobs: SimpleNamespace, caps
     assert run("diagnose", jobs.wild, "--size", "100", "--json") == 0
     (one,) = json.loads(capsys.readouterr().out)["runs"]
     warning = one["warning"]
-    lines = [line for line in read_metrics(jobs.wild)[0] if "q" in line]
+    lines = [line for line in metrics_by_run(jobs.wild, job_config(jobs.wild))[0] if "q" in line]
     beyond = [line["update"] for line in lines if abs(float(line["q"])) > 2 * one["q"]["bound"]]
     assert warning is not None and warning["update"] == beyond[0] < 40
 
@@ -287,4 +288,4 @@ def test_bad_input_is_one_sentence_and_writes_nothing(
 def test_a_line_being_written_is_left_out(tmp_path: Path) -> None:
     job = make_folder(tmp_path / "job")
     (job / "metrics.jsonl").write_text('{"update": 2, "seed": 0}\n{"update": 1, "seed": 0}\n{"update": 3, "se')
-    assert [line["update"] for line in read_metrics(job)[0]] == [1, 2]
+    assert [line["update"] for line in metrics_by_run(job, job_config(job))[0]] == [1, 2]

@@ -13,7 +13,7 @@ from c4rl.core.typed_json import jsonable
 from c4rl.diagnostics.cluster_structure import describe_clusters, find_clusters, row_facts
 from c4rl.diagnostics.divergence import first_warning
 from c4rl.diagnostics.gradients import critics_of, gradient_pairs, sample_rows
-from c4rl.diagnostics.metrics import read_metrics
+from c4rl.diagnostics.metrics import metrics_by_run
 from c4rl.diagnostics.page import number
 from c4rl.diagnostics.q_health import ACTIONS, describe_q, value_bound
 from c4rl.diagnostics.spectra import describe_spectrum
@@ -35,7 +35,7 @@ def diagnose(folder: Path, run: str | None = None, size: int = 1024, allow_impor
     terms, cosines = describe_td_terms(launch, sample.batch), gradient_cosines(launch, sample.batch)
     values = describe_q(launch, sample.batch)
     g_next, g = gradient_pairs(launch, sample.batch)
-    lines, bounds = read_metrics(folder), value_bound(launch)
+    lines, bounds = metrics_by_run(folder, config), value_bound(launch)
     runs = []
     for i, one in enumerate(launch.runs):
         warning = first_warning(lines.get(one.key, []), bounds[i])

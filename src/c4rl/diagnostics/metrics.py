@@ -4,16 +4,16 @@ import math
 from pathlib import Path
 from typing import Any
 
+from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.runs import RunKey, key_of, runs_of
-from c4rl.training import run_directory
-from c4rl.training.run_directory import job_config
+from c4rl.training.run_directory import read_metrics
 
 
-def read_metrics(folder: Path) -> dict[RunKey, list[dict[str, Any]]]:
+def metrics_by_run(folder: Path, config: TrainConfig) -> dict[RunKey, list[dict[str, Any]]]:
     """The lines of each run, in the order of their updates; a line still being written is left out."""
-    runs = {run.key for run in runs_of(job_config(folder, allow_import=True))}  # nothing is simulated
+    runs = {run.key for run in runs_of(config)}
     found: dict[RunKey, list[dict[str, Any]]] = {}
-    for line in run_directory.read_metrics(folder / "metrics.jsonl", runs):
+    for line in read_metrics(folder / "metrics.jsonl", runs):
         found.setdefault(key_of(line), []).append(line)
     for lines in found.values():
         lines.sort(key=lambda line: line["update"])  # scores may come late

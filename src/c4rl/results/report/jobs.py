@@ -14,7 +14,7 @@ from c4rl.core.errors import InputError
 from c4rl.core.files import read_json
 from c4rl.diagnostics.diagnose import FILE as DIAGNOSTICS
 from c4rl.diagnostics.diagnose import TERMS
-from c4rl.diagnostics.metrics import read_metrics, values_of
+from c4rl.diagnostics.metrics import metrics_by_run, values_of
 from c4rl.diagnostics.q_health import ACTIONS
 from c4rl.environments.tasks import get_task
 from c4rl.jobs.config import TrainConfig
@@ -97,7 +97,7 @@ def read_jobs(folders: Sequence[Path], allow_import: bool = False) -> list[Job]:
 
 def _read_job(folder: Path, label: str, several: bool, allow_import: bool) -> Job:
     config = job_config(folder, allow_import)
-    lines = read_metrics(folder)
+    lines = metrics_by_run(folder, config)
     summary, saved = _with_floats(job_summary(folder, config)), folder / DIAGNOSTICS
     diagnostics = _with_floats(read_json(saved, "a file of c4rl")) if saved.exists() else None
     if summary is not None:
