@@ -9,7 +9,7 @@ from numpy.lib import format
 
 from c4rl.core.array import Array
 from c4rl.core.errors import InputError
-from c4rl.data.assembly import Log, breaks, ends_of
+from c4rl.data.assembly import BOUNDS, Log, breaks, ends_of
 from c4rl.data.checks import (
     Allowance,
     as_column,
@@ -27,7 +27,6 @@ from c4rl.data.metadata import from_bytes
 REQUIRED = ("observations", "actions", "rewards")
 OPTIONAL = ("next_observations", "next_actions", "next_action_valid", "terminals", "timeouts")
 TRAJECTORY_IDS = ("trajectory_ids", "traj_id")
-BOUNDS = ("action_low", "action_high")
 METADATA = "metadata"
 KNOWN = (*REQUIRED, *OPTIONAL, *TRAJECTORY_IDS, *BOUNDS, METADATA)
 

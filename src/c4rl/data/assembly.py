@@ -9,6 +9,8 @@ from c4rl.core.array import Array
 from c4rl.data.checks import check_finite, check_same_length, keep_actions_in_bounds, problem, row_blocks
 from c4rl.data.dataset import Dataset
 
+BOUNDS = ("action_low", "action_high")  # fields of a `Log`
+
 
 @dataclass
 class Log:

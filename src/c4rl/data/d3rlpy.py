@@ -13,16 +13,9 @@ import numpy as np
 
 from c4rl.core.array import Array
 from c4rl.data.assembly import Log
-from c4rl.data.checks import (
-    as_column,
-    as_flags,
-    as_float32,
-    check_same_length,
-    check_shapes,
-    problem,
-)
-from c4rl.data.hdf5 import Hdf5
-from c4rl.data.metadata import C4RL, from_bytes
+from c4rl.data.checks import as_column, as_float32, check_same_length, check_shapes, problem
+from c4rl.data.hdf5 import OWN_IN_D3RLPY, Hdf5
+from c4rl.data.own_fields import read_own_fields
 
 COUNT = "num_episodes"  # tells a dump from other HDF5 files
 COLUMNS = ("observations", "actions", "rewards", "terminated")
@@ -51,29 +44,10 @@ def read_d3rlpy(file: Hdf5) -> Log:
         if len(widths := {values.shape[1] for values in parts[name]}) > 1:
             raise problem(path, name, f"have the widths {sorted(widths)}", "one width in all episodes")
     rows = {name: np.concatenate(values) for name, values in parts.items()}
-    own = _own_fields(file, rows)
+    own = read_own_fields(file, OWN_IN_D3RLPY, next_observations=rows["observations"], next_actions=rows["actions"])
     ends = rows.pop("ends")
     own |= {"terminals": ends[:, 0].copy(), "cuts": ends[:, 1].copy()}
     return Log(str(path), rows["observations"], rows["actions"], rows["rewards"], **own)
-
-
-def _own_fields(file: Hdf5, rows: dict[str, Array]) -> dict[str, Any]:
-    """What only dumps written by c4rl have."""
-    own: dict[str, Any] = {}
-    for name, like in (("next_observations", "observations"), ("next_actions", "actions")):
-        if (place := f"{C4RL}/{name}") in file:
-            values = file.array(place, "c4rl's own")
-            if values.shape != rows[like].shape:
-                raise problem(file.path, place, f"has shape {values.shape}", f"{rows[like].shape}")
-            own[name] = values.read(np.float32)
-    if (place := f"{C4RL}/next_action_valid") in file:
-        own["next_action_valid"] = as_flags(file.path, place, file.array(place, "c4rl's own").read())
-    for bound in ("action_low", "action_high"):
-        if (place := f"{C4RL}/{bound}") in file:
-            own[bound] = file.array(place, "c4rl's own").read()
-    if (place := f"{C4RL}/metadata") in file:
-        own["metadata"] = from_bytes(file.path, place, file.array(place, "c4rl's own").read())
-    return own
 
 
 def write_columns(file: h5py.File, episodes: list[dict[str, Any]]) -> None:

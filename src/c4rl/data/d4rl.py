@@ -16,7 +16,6 @@ Versions of these files differ, and the reader handles each difference:
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -31,8 +30,8 @@ from c4rl.data.checks import (
     problem,
     some,
 )
-from c4rl.data.hdf5 import IN_FILE, Hdf5, Hdf5Array
-from c4rl.data.metadata import C4RL, from_bytes
+from c4rl.data.hdf5 import IN_FILE, OWN_IN_D4RL, Hdf5, Hdf5Array
+from c4rl.data.own_fields import read_own_fields
 from c4rl.environments.tasks import Task
 
 ANT_WITH_CONTACT_FORCES, ANT, ANT_ACTIONS = 111, 27, 8
@@ -65,25 +64,6 @@ def _unflagged_resets(file: Hdf5, flagged: Array) -> Array:
     if resets.mean() > 0.5:  # a goal that moves, not one per episode
         resets[:] = False
     return resets & ~flagged
-
-
-def _own_fields(file: Hdf5, actions: Array) -> dict[str, Any]:
-    """What only files written by c4rl have."""
-    own: dict[str, Any] = {}
-    if "infos/next_action_valid" in file:
-        next_actions, valid = (
-            file.array(f"infos/{name}", "c4rl's own") for name in ("next_actions", "next_action_valid")
-        )
-        if next_actions.shape != actions.shape:
-            raise problem(file.path, "infos/next_actions", f"has shape {next_actions.shape}", f"{actions.shape}")
-        own["next_actions"] = next_actions.read(np.float32)
-        own["next_action_valid"] = as_flags(file.path, "infos/next_action_valid", valid.read())
-    for bound in ("action_low", "action_high"):
-        if f"metadata/{bound}" in file:
-            own[bound] = file.array(f"metadata/{bound}", "c4rl's own").read()
-    if (place := f"metadata/{C4RL}") in file:
-        own["metadata"] = from_bytes(file.path, place, file.array(place, "c4rl's own").read())
-    return own
 
 
 def read_d4rl(file: Hdf5, task: Task | None = None) -> Log:
@@ -121,7 +101,7 @@ def read_d4rl(file: Hdf5, task: Task | None = None) -> Log:
         cuts = np.zeros(len(observations), dtype=bool)
         notes.append("The file has no 'timeouts': only terminals end a trajectory.")
     resets = _unflagged_resets(file, terminals | cuts)
-    own = _own_fields(file, actions)
+    own = read_own_fields(file, OWN_IN_D4RL, next_actions=actions)
     if resets.any():
         cuts |= resets
         others = f" and {int(resets.sum()) - 1} other rows" if resets.sum() > 1 else ""

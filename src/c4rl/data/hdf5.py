@@ -23,21 +23,23 @@ import numpy as np
 
 from c4rl.core.array import Array
 from c4rl.core.errors import InputError
+from c4rl.data.assembly import BOUNDS
 from c4rl.data.checks import Allowance, problem, reason, row_blocks, some
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 DEFLATE, SHUFFLE, FLETCHER32 = 1, 2, 3
 EPISODE = "episode_"
-# The arrays that the readers may ask for: of a D4RL file, and of each episode of a Minari dataset.
+# What only files written by c4rl have: a field of `Log` -> its place in D4RL's layout, and in a d3rlpy dump.
+OWN_NEXT_ACTIONS = {name: f"infos/{name}" for name in ("next_actions", "next_action_valid")}
+OWN_IN_D4RL = {**OWN_NEXT_ACTIONS, **{name: f"metadata/{name}" for name in BOUNDS}, "metadata": "metadata/c4rl"}
+OWN_IN_D3RLPY = {name: f"c4rl/{name}" for name in ("next_observations", *OWN_NEXT_ACTIONS, *BOUNDS, "metadata")}
+# The arrays that the readers may ask for: of a D4RL file, of a d3rlpy dump, whose columns are numbered by episode, and
+# of each episode of a Minari dataset.
 IN_FILE = ["observations", "actions", "rewards", "terminals", "timeouts", "next_observations", "infos/goal"]
-IN_FILE += ["metadata/action_low", "metadata/action_high", "metadata/c4rl"]
-IN_EPISODE = ["observations", "actions", "rewards", "terminations", "truncations"]
-IN_EPISODE += ["observations/observation", "observations/achieved_goal", "observations/desired_goal"]
-# Of a d3rlpy dump: its columns, numbered by episode, and what only those written by c4rl have.
+IN_FILE += ["num_episodes", *OWN_IN_D4RL.values(), *OWN_IN_D3RLPY.values()]
 NUMBERED = ["observations_", "actions_", "rewards_", "terminated_"]
-IN_FILE += ["num_episodes", *(f"c4rl/{name}" for name in ("next_observations", "next_actions", "next_action_valid"))]
-IN_FILE += [f"c4rl/{name}" for name in ("action_low", "action_high", "metadata")]
-OWN = ["infos/next_actions", "infos/next_action_valid"]
+IN_EPISODE = ["observations", "actions", "rewards", "terminations", "truncations", *OWN_NEXT_ACTIONS.values()]
+IN_EPISODE += ["observations/observation", "observations/achieved_goal", "observations/desired_goal"]
 # Limits of the process that finds the structure of one file; thousands of episodes take some seconds.
 SECONDS, SECONDS_PER_BYTE, MEMORY = 60.0, 1e-6, 2**32
 
@@ -53,7 +55,7 @@ class StructureProcess:
     def ask(self, path: Path) -> dict[str, Any]:
         """The structure of a file, or an InputError if libhdf5 did not survive it."""
         seconds = SECONDS + SECONDS_PER_BYTE * path.stat().st_size
-        request = {"path": str(path.absolute()), "in_file": IN_FILE + OWN, "in_episode": IN_EPISODE + OWN}
+        request = {"path": str(path.absolute()), "in_file": IN_FILE, "in_episode": IN_EPISODE}
         request |= {"numbered": NUMBERED}
         with self._lock:
             try:

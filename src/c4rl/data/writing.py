@@ -16,10 +16,11 @@ from c4rl.core.array import Array
 from c4rl.core.errors import InputError
 from c4rl.core.extras import installed
 from c4rl.core.files import replacing
-from c4rl.data.assembly import breaks, ends_of
+from c4rl.data.assembly import BOUNDS, breaks, ends_of
 from c4rl.data.checks import problem
 from c4rl.data.d3rlpy import write_columns
 from c4rl.data.dataset import Dataset
+from c4rl.data.hdf5 import OWN_IN_D3RLPY, OWN_IN_D4RL
 from c4rl.data.metadata import C4RL, as_bytes
 from c4rl.data.minari import MAIN_FILE, PREFIX, root_folder
 from c4rl.data.subsets import trajectory_slices
@@ -52,7 +53,7 @@ def write_dataset(dataset: Dataset, output: str, format: str = "auto") -> Path:
         _check_joined(dataset)
     path.parent.mkdir(parents=True, exist_ok=True)
     if format == "npz":
-        names = (*ROWS, "trajectory_ids", "next_actions", "next_action_valid", "action_low", "action_high")
+        names = (*ROWS, "trajectory_ids", "next_actions", "next_action_valid", *BOUNDS)
         write_npz(path, {name: getattr(dataset, name) for name in names}, dataset.metadata)
     elif format == "hdf5":
         _write_d4rl(path, dataset)
@@ -82,12 +83,14 @@ def _own_next_actions(dataset: Dataset) -> dict[str, Array]:
     return {"next_actions": dataset.next_actions, "next_action_valid": dataset.next_action_valid}
 
 
+def _metadata_bytes(dataset: Dataset) -> dict[str, Array]:
+    return {"metadata": as_bytes(dataset.metadata)} if dataset.metadata else {}
+
+
 def _write_d4rl(path: Path, dataset: Dataset) -> None:
+    own = _own_next_actions(dataset) | {name: getattr(dataset, name) for name in BOUNDS} | _metadata_bytes(dataset)
     arrays = {name: getattr(dataset, name) for name in ROWS}
-    arrays |= {f"infos/{name}": values for name, values in _own_next_actions(dataset).items()}
-    arrays |= {f"metadata/{name}": getattr(dataset, name) for name in ("action_low", "action_high")}
-    if dataset.metadata:
-        arrays[f"metadata/{C4RL}"] = as_bytes(dataset.metadata)
+    arrays |= {OWN_IN_D4RL[name]: values for name, values in own.items()}
     with replacing(path) as temporary, h5py.File(temporary, "w") as file:
         for name, values in arrays.items():
             file.create_dataset(name, data=values, compression="gzip")
@@ -99,12 +102,12 @@ def _write_d3rlpy(path: Path, dataset: Dataset) -> None:
         rows = slice(start, stop)
         episode = {"observations": dataset.observations[rows], "actions": dataset.actions[rows]}
         episodes.append(episode | {"rewards": dataset.rewards[rows, None], "terminated": dataset.terminals[stop - 1]})
-    own = {name: getattr(dataset, name) for name in ("next_observations", "action_low", "action_high")}
-    own |= _own_next_actions(dataset) | ({"metadata": as_bytes(dataset.metadata)} if dataset.metadata else {})
+    own = {name: getattr(dataset, name) for name in ("next_observations", *BOUNDS)}
+    own |= _own_next_actions(dataset) | _metadata_bytes(dataset)
     with replacing(path) as temporary, h5py.File(temporary, "w") as file:
         write_columns(file, episodes)
         for name, values in own.items():
-            file.create_dataset(f"{C4RL}/{name}", data=values, compression="gzip")
+            file.create_dataset(OWN_IN_D3RLPY[name], data=values, compression="gzip")
 
 
 def _minari_id(dataset: Dataset, folder: Path) -> str:
