@@ -171,7 +171,8 @@ def test_one_policy_that_was_distilled_is_not_given_its_teachers_errors(job: Pat
 def test_scores_of_the_card_come_with_intervals_over_seeds() -> None:
     from c4rl.jobs.config import empty_config
     from c4rl.jobs.runs import Run
-    from c4rl.results.model_card import Provenance, card
+    from c4rl.results.model_card import card
+    from c4rl.results.provenance import Provenance
 
     runs = tuple(Run(seed, seed) for seed in range(3))
     scores = {0: [90.0, 10.0], 1: [20.0, 20.0], 2: [30.0, 30.0]}

@@ -16,8 +16,8 @@ from c4rl.diagnostics.fitted_q import FittedQConfig, fitted_q_evaluation
 from c4rl.environments.tasks import get_task
 from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.runs import Run, file_name
-from c4rl.results.model_card import Records, evaluation_of, evaluations
 from c4rl.results.policies import Job, open_job
+from c4rl.results.provenance import Records, evaluation_of, evaluations
 from c4rl.results.statistics import rank_correlation, student_quantile
 from c4rl.results.worth_of_estimates import worth
 from c4rl.training.preparation import choose_device

@@ -18,7 +18,8 @@ from c4rl.environments.evaluation import EvaluationPool
 from c4rl.environments.tasks import Task, get_task, simulator
 from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.runs import Run, RunKey, by_group, file_name, key_from, runs_of
-from c4rl.results.model_card import Provenance, card, policy_facts, provenance
+from c4rl.results.model_card import card, model_metadata
+from c4rl.results.provenance import Provenance, provenance
 from c4rl.training.checkpoint import load_policy_file, load_progress
 from c4rl.training.distillation import distil
 from c4rl.training.run_directory import RunDirectory, check_new_file, job_config
@@ -272,7 +273,7 @@ def export_policy(
     text = card(found, policy, output.name)
     if kind == "onnx":
         with replacing(output) as temporary:
-            temporary.write_bytes(onnx_bytes(policy, policy_facts(found)))
+            temporary.write_bytes(onnx_bytes(policy, model_metadata(found)))
     else:
         write_npz(output, policy.arrays(), {})
     with replacing(page) as temporary:
