@@ -12,8 +12,9 @@ from c4rl.cli.train import config_of
 from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.diagnostics.advice import advise_preset
 from c4rl.jobs.presets.best import best_for, state_gap
+from c4rl.results.entries import entries_of
 from c4rl.results.policies import score_folder
-from c4rl.results.store import Store, entries_of
+from c4rl.results.store import Store
 from tests.cli.support import run, summary
 from tests.helpers import small_dataset
 

@@ -29,8 +29,9 @@ from c4rl.results.bench_tables import (
     missing_jobs,
     run_jobs,
 )
+from c4rl.results.entries import _ensembles, entries_of
 from c4rl.results.speed_tables import Rate, measured_rates
-from c4rl.results.store import Store, _ensembles, determinants, entries_of, identity
+from c4rl.results.store import Store, determinants, identity
 from c4rl.results.tables import Method, fill, recording_of
 from tests.helpers import small_config
 from tests.results.conftest import C4, METHODS, SMALL, TASKS, Trained, fill_gaps, small_table

@@ -9,8 +9,9 @@ import pytest
 import c4rl
 from c4rl.results import tables
 from c4rl.results.differences import difference_rows
+from c4rl.results.entries import entries_of
 from c4rl.results.selection_criteria import criteria_rows
-from c4rl.results.store import Entry, Store, entries_of
+from c4rl.results.store import Entry, Store
 from c4rl.results.tables import Cell, Method, ResultTable
 from c4rl.training.checkpoint import load_policies
 from c4rl.training.selection import selected_records

@@ -24,8 +24,9 @@ from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.config_file import to_json
 from c4rl.jobs.runs import data_configs, launch_groups, runs_of
 from c4rl.jobs.sweeps import differences
+from c4rl.results.entries import entries_of
 from c4rl.results.speed_tables import Rate
-from c4rl.results.store import Entry, Store, entries_of
+from c4rl.results.store import Entry, Store
 from c4rl.results.table_text import short
 from c4rl.results.tables import RECORDED, Method, ResultTable, datasets, identities, recording_of, task_of
 from c4rl.training import ray_engine
