@@ -11,7 +11,8 @@ import pytest
 from c4rl.data.recording import record
 from c4rl.plugins.c4.monitor import CrossCovarianceMonitor
 from c4rl.results import bench_tables, tables
-from c4rl.results.bench_tables import check_data, missing_jobs, run_jobs
+from c4rl.results.bench_runs import run_jobs
+from c4rl.results.bench_tables import check_data, missing_jobs
 from c4rl.results.store import Store
 from c4rl.results.tables import Method, ResultTable
 

@@ -19,16 +19,9 @@ from c4rl.core.errors import InputError
 from c4rl.data.writing import write_npz
 from c4rl.environments.tasks import get_task
 from c4rl.jobs.runs import runs_of
-from c4rl.results.bench_tables import (
-    Minutes,
-    add_finished,
-    cheap_first,
-    check_data,
-    list_jobs,
-    minutes_of,
-    missing_jobs,
-    run_jobs,
-)
+from c4rl.results.bench_minutes import Minutes, cheap_first, list_jobs, minutes_of
+from c4rl.results.bench_runs import add_finished, run_jobs
+from c4rl.results.bench_tables import check_data, missing_jobs
 from c4rl.results.entries import _ensembles, entries_of
 from c4rl.results.speed_tables import Rate, measured_rates
 from c4rl.results.store import Store, determinants, identity
@@ -326,7 +319,7 @@ def test_a_job_that_fails_does_not_stop_the_others(
         asked.append(config.algorithm)
         raise InputError("--size: found 9")
 
-    monkeypatch.setattr("c4rl.results.bench_tables.train", fail)
+    monkeypatch.setattr("c4rl.results.bench_runs.train", fail)
     assert run_jobs(jobs, Store(tmp_path / "store"), minutes=1) == 1
     assert asked == ["bc", "td3_bc", "td3_bc"]
     found = capsys.readouterr()

@@ -20,7 +20,7 @@ from c4rl.cli.train import config_of
 from c4rl.core.files import InUse
 from c4rl.data.recording import record
 from c4rl.jobs.config_file import to_json
-from c4rl.results import bench_tables, tables
+from c4rl.results import bench_runs, bench_tables, tables
 from c4rl.results.store import Store
 from c4rl.results.tables import Method, ResultTable
 from c4rl.training.ray_engine import RayOptions, begun_job
@@ -196,10 +196,10 @@ def test_a_table_is_trained_on_the_cluster(
     stores = [Store(tmp_path / name) for name in ("store", "own store")]
     jobs = bench_tables.missing_jobs(table, stores[0], path.parent, tmp_path / "jobs", device="cpu", threads=1)
     options = RayOptions(machines.cluster.address)
-    assert bench_tables.run_jobs_on_ray(jobs, stores[0], 10, options) == 0
+    assert bench_runs.run_jobs_on_ray(jobs, stores[0], 10, options) == 0
     assert capsys.readouterr().out.count("runs added to the store") == len(jobs) == 2
     again = bench_tables.missing_jobs(table, stores[1], path.parent, tmp_path / "own jobs", device="cpu", threads=1)
-    assert bench_tables.run_jobs(again, stores[1], 10) == 0
+    assert bench_runs.run_jobs(again, stores[1], 10) == 0
     found, expected = (store.by_identity() for store in stores)
     assert len(found) == 4 and found.keys() == expected.keys()
     for name, entry in found.items():

@@ -55,15 +55,9 @@ def table(arguments: Arguments) -> int:
     values = parse("bench table", arguments, [*flags_of(TableFlags), *flags_of(EngineFlags)], None, table.__doc__)
     flags = TableFlags(**{field.name: values[field.name] for field in fields(TableFlags)})
 
-    from c4rl.results.bench_tables import (
-        add_finished,
-        cheap_first,
-        check_data,
-        list_jobs,
-        missing_jobs,
-        run_jobs,
-        run_jobs_on_ray,
-    )
+    from c4rl.results.bench_minutes import cheap_first, list_jobs
+    from c4rl.results.bench_runs import add_finished, run_jobs, run_jobs_on_ray
+    from c4rl.results.bench_tables import check_data, missing_jobs
     from c4rl.results.catalogue import get_table
     from c4rl.results.speed_tables import (
         SPEED_TABLES,
