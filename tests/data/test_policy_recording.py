@@ -16,7 +16,8 @@ from c4rl.core.behaviour_policy import BehaviourPolicy
 from c4rl.core.errors import InputError, WorkFailed
 from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.core.worker_process import WorkerProcess
-from c4rl.data import load_dataset, policy_recording
+from c4rl.data import block_recording, load_dataset, policy_recording
+from c4rl.data.block_recording import record_block
 from c4rl.data.loading import load_for_task
 from c4rl.data.policy_files import read_exported, read_policies, trained_for, write_gaussian
 from c4rl.data.recording import record
@@ -356,7 +357,7 @@ def test_a_worker_ends_with_its_parent_although_its_environment_hangs(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     task = get_task("gym:hanging_environment:Careless-v0")
-    worker = WorkerProcess(policy_recording.__name__, asdict(task))
+    worker = WorkerProcess(block_recording.__name__, asdict(task))
     try:
         job = {"file": "random", "snapshot": None, "rows": 10, "seed": 0, "folder": str(tmp_path), "k": 0, "b": 0}
         worker.request(job)
@@ -371,6 +372,6 @@ def test_a_worker_ends_with_its_parent_although_its_environment_hangs(
 
 def test_d4rls_policy_records_what_its_environment_does(shared: Callable[[str], Path]) -> None:
     (policy,) = read_policies(shared("policies/hopper-medium-v2-d4rl-sac.npz"), HOPPER)
-    block = policy_recording.record_block(make_environment(HOPPER), policy, [0, 0, 0], 2000)
+    block = record_block(make_environment(HOPPER), policy, [0, 0, 0], 2000)
     returns = np.add.reduceat(block["rewards"], np.append(0, np.cumsum(block["lengths"])[:-1]))
     assert 1000 < returns.mean() < 2000  # D4RL's file: 1422
