@@ -11,7 +11,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from c4rl.cli.train import print_summary
+from c4rl.cli.summary import print_summary
 from c4rl.jobs.runs import explain_launches, runs_of
 from tests.cli.support import SMALL, run, save_npz
 from tests.helpers import small_config

@@ -6,10 +6,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from c4rl.cli.engine import EngineFlags, engine_of, on_ray
 from c4rl.cli.parsing import NOT_GIVEN, Arguments, flag_in, flags_of, free_folder, parse
 from c4rl.core.declarations import flag_of
@@ -210,6 +206,7 @@ def _say(words: str) -> None:
 
 
 def _run(job: Callable[[Any], dict[str, Any]], folder: Path) -> int:
+    from c4rl.cli.summary import print_summary
     from c4rl.training import loop
     from c4rl.training.summary import failed_runs
 
@@ -220,93 +217,3 @@ def _run(job: Callable[[Any], dict[str, Any]], folder: Path) -> int:
         print(f"c4rl: {sentence}", file=sys.stderr)
         return 1
     return 0
-
-
-SEEDS_SHOWN = 5  # as columns: more do not fit into 80 characters
-CHECKPOINTS = {"last": "last", "late": "late mean", "selected": "selected, held out", "best": "best in simulator"}
-
-
-def print_summary(summary: dict[str, Any], console: Console | None = None) -> None:
-    import numpy as np
-
-    from c4rl.training.evaluation import explain_held_out
-    from c4rl.training.summary import MARK, datasets_of, describe_failure, show_score
-
-    console = console or Console()
-    groups = summary.get("groups", [summary | {"name": ""}])
-    datasets = datasets_of(summary)
-    legend = [f"{MARK} {run['name']}: {describe_failure(run['failed'])}" for run in summary["runs"] if run["failed"]]
-
-    def score(value: float | None) -> str:
-        return show_score(value, summary["score"])
-
-    def marked(group: dict[str, Any], values: Sequence[float], show: Callable[[float], str]) -> list[str]:
-        """A number per seed, those of failed runs marked."""
-        marks = [MARK if seed in group["failed"] else "" for seed in group["seeds"]]
-        return [show(value) + mark for value, mark in zip(values, marks, strict=True)]
-
-    def say(text: str) -> None:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-    if groups[0]["best"] is None:
-        for group in groups:
-            prefix = f"{group['name']}: " if group["name"] else ""
-            for name, values in group["last"].items():
-                say(f"{prefix}{name.replace('_', ' ')} per seed: {' '.join(marked(group, values, '{:.4g}'.format))}")
-            _say_selected(say, prefix, group)
-        for name in groups[0]["last"]:
-            say(f"{name.replace('_', ' ')}: {explain_held_out(name, datasets)}")
-    else:
-        tasks = summary["task"] if isinstance(summary["task"], str) else " and ".join(summary["task"])
-        method = " + ".join([summary["algorithm"], *summary["plugins"]])
-        table = Table(title=f"{method} on {tasks} ({summary['score']})", title_justify="left", caption_justify="left")
-        if names := dict.fromkeys(one["name"] for one in datasets if "name" in one):
-            table.caption = Text(printable(f"trained on {', '.join(names)}"))
-        named = ["runs"] if len(groups) > 1 else []
-        few = len(summary["seeds"]) <= SEEDS_SHOWN
-        spread = [f"seed {seed}" for seed in summary["seeds"]] if few else ["lowest", "highest"]
-        for heading in (*named, "checkpoint", "mean", "std over seeds", *spread):
-            # the end of a name tells runs apart: wrap names, never cut them; of the others the headings give way
-            left, whole = heading in ("runs", "checkpoint"), heading == "checkpoint"
-            table.add_column(heading, justify="left" if left else "right", overflow="fold", no_wrap=whole)
-        for group in groups:
-            for which, checkpoint in CHECKPOINTS.items():
-                if which not in group:
-                    continue
-                result, mark = group[which], MARK if group["failed"] else ""
-                name = [group["name"] if which == "last" else ""] if named else []
-                own = dict(zip(group["seeds"], marked(group, result["scores"], score), strict=True))
-                ends = [score(end(result["scores"])) for end in (np.min, np.max)]
-                cells = [own.get(seed, "") for seed in summary["seeds"]] if few else ends
-                table.add_row(*name, checkpoint, score(result["mean"]) + mark, score(result["std"]), *cells)
-        console.print(table)
-        for group in groups:
-            prefix = f"{group['name']}: " if group["name"] else ""
-            if not few:
-                say(f"{prefix}last, per seed: {' '.join(marked(group, group['last']['scores'], score))}")
-            say(f"{prefix}{_curve_words(group, score)}")
-            _say_selected(say, prefix, group)
-            if (ensemble := group.get("ensemble")) is not None:
-                scores = " ".join(map(score, ensemble["scores"]))
-                which = f"{ensemble['checkpoint']} checkpoints, " if "checkpoint" in ensemble else ""
-                say(f"{prefix}{ensemble['members']} seeds acting together, {which}the mean of their actions: {scores}")
-    for sentence in legend:
-        say(sentence)
-
-
-def _say_selected(say: Callable[[str], None], prefix: str, group: dict[str, Any]) -> None:
-    if (selected := group.get("selected")) is not None:
-        found = (
-            f"{update:,} ({value:.4g})" for update, value in zip(selected["updates"], selected["values"], strict=True)
-        )
-        criterion = selected["criterion"].replace("_", " ")
-        say(f"{prefix}selected per seed, the update with the least {criterion}: {', '.join(found)}")
-
-
-def _curve_words(group: dict[str, Any], score: Callable[[float], str]) -> str:
-    """The mean of the seeds at some ten evaluations, the last one among them."""
-    updates, curves = group["curve"]["updates"], group["curve"]["scores"]
-    means = [sum(scores) / len(scores) for scores in zip(*curves, strict=True)]
-    shown = list(zip(updates, means, strict=True))[::-1][:: -(-len(updates) // 10)][::-1]
-    words = ", ".join(f"{score(mean)} at {update:,}" for update, mean in shown)
-    return f"mean of the seeds, by updates: {words}"
