@@ -33,7 +33,7 @@ def test_there_are_five_and_they_show_what_they_print() -> None:
 
 
 def test_what_is_not_executed_has_flags_that_exist() -> None:
-    """Those that need GPUs or a cluster. Ray's flags are looked for where the command has them."""
+    """Those that need GPUs or a cluster."""
     from c4rl.cli.parsing import flags_of
     from c4rl.cli.train import _Choice
     from c4rl.jobs.config import TrainConfig
@@ -43,8 +43,6 @@ def test_what_is_not_executed_has_flags_that_exist() -> None:
     skipped = [block for page in TUTORIALS for block in blocks(page.read_text()) if block.mark is not None]
     assert {block.mark for block in skipped} == {"not executed: needs two GPUs", "not executed: needs Ray"}
     for block in skipped:
-        if "Ray" in (block.mark or "") and "--engine" not in known:
-            continue
         for line in command_lines(block.code):
             if line.startswith("c4rl train"):
                 assert set(re.findall(r"--[a-z-]+", line)) <= known, line

@@ -6,7 +6,7 @@ from typing import Literal
 
 import tyro
 
-from c4rl.cli.engine import EngineFlags, engine_of
+from c4rl.cli.engine import EngineFlags
 from c4rl.cli.parsing import Arguments, flags_of, parse, parse_as
 from c4rl.cli.table import SPEEDS, STORE, printed
 from c4rl.core.declarations import Options, flag_of, option
@@ -51,9 +51,9 @@ class TableFlags(Options):
 
 def table(arguments: Arguments) -> int:
     """Train the runs that a table of the results store lacks, and add them; stop and continue at any point."""
-    engine = engine_of("bench table", arguments)
     values = parse("bench table", arguments, [*flags_of(TableFlags), *flags_of(EngineFlags)], None, table.__doc__)
-    flags = TableFlags(**{field.name: values[field.name] for field in fields(TableFlags)})
+    flags = TableFlags(**{field.name: values.pop(field.name) for field in fields(TableFlags)})
+    engine = EngineFlags(**values).ray()
 
     from c4rl.results.bench_minutes import cheap_first, list_jobs
     from c4rl.results.bench_runs import add_finished, run_jobs, run_jobs_on_ray

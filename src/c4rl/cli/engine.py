@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 
-from c4rl.cli.parsing import Arguments, flags_of, parse
 from c4rl.core.declarations import Options, flag_of, option
 from c4rl.core.errors import InputError, Interrupted
 from c4rl.core.files import how_to_resume
@@ -29,20 +28,18 @@ class EngineFlags(Options):
     """With --engine ray: how often a launch resumes elsewhere after its process or node has died."""
 
     def check(self) -> None:
-        changed = [f for f in fields(self) if f.name != "engine" and getattr(self, f.name) != f.default]
+        changed = [f for f in fields(EngineFlags) if f.name != "engine" and getattr(self, f.name) != f.default]
         if self.engine == "local" and changed:
             raise InputError(f"--{flag_of(changed[0].name)}: found without --engine ray, which it is for")
 
+    def ray(self) -> "RayOptions | None":
+        """None: this process trains."""
+        if self.engine == "local":
+            return None
 
-def engine_of(command: str, arguments: Arguments) -> "RayOptions | None":
-    """None: this process."""
-    flags = EngineFlags(**parse(command, arguments, flags_of(EngineFlags), others_follow=True))
-    if flags.engine == "local":
-        return None
+        from c4rl.training.ray_engine import RayOptions
 
-    from c4rl.training.ray_engine import RayOptions
-
-    return RayOptions(flags.address, flags.num_gpus, flags.retries)
+        return RayOptions(self.address, self.num_gpus, self.retries)
 
 
 def on_ray(options: "RayOptions", job: "TrainConfig | Path", **how: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from c4rl.cli.engine import EngineFlags, engine_of, on_ray
+from c4rl.cli.engine import EngineFlags, on_ray
 from c4rl.cli.parsing import NOT_GIVEN, Arguments, flag_in, flags_of, free_folder, parse
 from c4rl.core.declarations import flag_of
 from c4rl.core.errors import InputError, printable
@@ -38,8 +38,8 @@ class _Sources:
 
 
 @dataclass(frozen=True)
-class _Choice(_Sources):
-    """The flags that decide which other flags there are, and their defaults."""
+class _Choice(EngineFlags, _Sources):
+    """The flags that decide which other flags there are, and their defaults; and where the job is trained."""
 
     algorithm: str = ""
     plugins: tuple[str, ...] | None = None
@@ -51,9 +51,10 @@ class _Choice(_Sources):
 
 def train(arguments: Arguments) -> int:
     """Train runs of an algorithm, with or without plug-ins, on a dataset; or continue a job with --resume DIR."""
-    engine = engine_of("train", arguments)
-    if _choice(arguments).resume is None or {"-h", "--help"} & set(arguments):
-        config = config_of(arguments)
+    choice = _choice(arguments)
+    engine = choice.ray()
+    if choice.resume is None or {"-h", "--help"} & set(arguments):
+        config = config_of(arguments, choice)
         return _run(lambda loop: loop.train(config) if engine is None else on_ray(engine, config), config.output)
 
     from c4rl.jobs.config import RESUMABLE, TrainConfig
@@ -75,14 +76,14 @@ def _choice(arguments: Arguments) -> _Choice:
     return _Choice(**parse("train", arguments, flags_of(_Choice), others_follow=True))
 
 
-def config_of(arguments: Arguments) -> "TrainConfig":
-    """The job that these arguments of `c4rl train` describe."""
+def config_of(arguments: Arguments, choice: _Choice | None = None) -> "TrainConfig":
+    """The job that these arguments of `c4rl train` describe. choice: that of the arguments, if it is known."""
     from c4rl.jobs.config import TrainConfig, field_names
     from c4rl.jobs.config_file import read_config
     from c4rl.jobs.registry import DEFAULT_ALGORITHM, PLUGINS, PRESET_ALGORITHM, algorithm_class, plugin_names
     from c4rl.jobs.sweeps import read_points
 
-    choice = _choice(arguments)
+    choice = choice or _choice(arguments)
     base = read_config(choice.config, choice.allow_import) if choice.config is not None else None
     preset = choice.preset != "none"
     if preset and base is not None:
