@@ -21,8 +21,8 @@ from c4rl.diagnostics.td_terms import describe_td_terms, measured_variance, orde
 from c4rl.plugins.c4.monitor import expected_td_terms
 from c4rl.training.gradient_cosines import gradient_cosines
 from c4rl.training.launch import Launch
+from c4rl.training.records import FAILED
 from c4rl.training.run_directory import job_config
-from c4rl.training.summary import FAILED
 from tests.cli.support import SMALL, listing, run, save_npz
 from tests.diagnostics.folders import make_folder
 from tests.helpers import advance, make_launch, small_config, small_dataset, with_trajectories

@@ -15,7 +15,7 @@ from c4rl.diagnostics.fitted_q import Estimates
 from c4rl.results import off_policy, provenance
 from c4rl.results.statistics import student_quantile
 from c4rl.results.worth_of_estimates import measure, worth
-from c4rl.training import run_directory
+from c4rl.training import records
 from tests.cli.support import SMALL, listing, logged_arrays, run, save_npz
 
 ROOT = Path(__file__).parents[2]
@@ -118,7 +118,7 @@ def test_one_trajectory_gives_no_interval_and_few_give_wider_ones(
 def test_the_metrics_of_a_job_are_read_once(job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Path] = []
     monkeypatch.setattr(
-        provenance, "read_metrics", lambda path, runs: read.append(path) or run_directory.read_metrics(path, runs)
+        provenance, "read_metrics", lambda path, runs: read.append(path) or records.read_metrics(path, runs)
     )
     judged(job, output=tmp_path / "once.json")
     assert read == [job / "metrics.jsonl"]

@@ -14,7 +14,7 @@ from c4rl.data.packing import pack_datasets
 from c4rl.jobs.runs import runs_of
 from c4rl.training.checkpoint import Progress, load_checkpoint
 from c4rl.training.launch import Launch, RunState, launches_of
-from c4rl.training.summary import best_records
+from c4rl.training.records import best_records
 from tests.cli.support import (
     SMALL,
     assert_tensorboard_shows_the_metrics,

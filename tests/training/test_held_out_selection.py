@@ -14,7 +14,7 @@ from c4rl.results.selection_criteria import criteria_rows
 from c4rl.results.store import Entry, Store
 from c4rl.results.tables import Cell, Method, ResultTable
 from c4rl.training.checkpoint import load_policies
-from c4rl.training.selection import selected_records
+from c4rl.training.records import selected_records
 from tests.cli.support import SMALL, metric_lines, run, save_npz, summary
 
 MAZE = ["--task", "maze2d-open-dense-v0", "--eval-episodes", "1"]

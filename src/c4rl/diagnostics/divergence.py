@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from c4rl.training.summary import FAILED
+from c4rl.training.records import FAILED
 
 BEYOND = 2.0  # times the largest value that rewards allow; function approximation overshoots a little
 GROWTH = 100.0  # times the median so far

@@ -6,7 +6,7 @@ from typing import Any
 
 from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.runs import RunKey, key_of, runs_of
-from c4rl.training.run_directory import read_metrics
+from c4rl.training.records import read_metrics
 
 
 def metrics_by_run(folder: Path, config: TrainConfig) -> dict[RunKey, list[dict[str, Any]]]:

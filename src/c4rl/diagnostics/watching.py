@@ -18,8 +18,8 @@ from c4rl.diagnostics.divergence import first_warning
 from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.runs import RunKey, key_of, runs_of
 from c4rl.training.display import SHOWN, mean_of, number
-from c4rl.training.run_directory import job_config, job_summary, parse_record
-from c4rl.training.summary import FAILED
+from c4rl.training.records import FAILED, parse_record
+from c4rl.training.run_directory import job_config, job_summary
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARKS = 12  # evaluations in a sparkline

@@ -13,9 +13,9 @@ from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.config_file import to_json
 from c4rl.jobs.runs import Run, ensembles_of, key_of, run_config, runs_of
 from c4rl.results.store import RESULTS, SCHEMA, determinants
-from c4rl.training.run_directory import job_config, job_summary, read_metrics
-from c4rl.training.selection import selected_records
-from c4rl.training.summary import CRITERIA, datasets_of
+from c4rl.training.records import CRITERIA, read_metrics, selected_records
+from c4rl.training.run_directory import job_config, job_summary
+from c4rl.training.summary import datasets_of
 
 # what is kept of the metrics, where a run logs it; the first entries have none. Some have cosine_with_*, which nothing
 # reads: of the error of the evaluated policy, not of the algorithm's own TD loss

@@ -16,8 +16,8 @@ from c4rl.jobs.runs import file_name
 from c4rl.results.provenance import Provenance
 from c4rl.results.statistics import mean_interval
 from c4rl.training.evaluation import MOST_TRAINING_ROWS
-from c4rl.training.run_directory import is_result
-from c4rl.training.summary import SELECTED_RULE, show_score, worth
+from c4rl.training.records import is_result, worth
+from c4rl.training.summary import SELECTED_RULE, show_score
 
 
 def model_metadata(found: Provenance) -> dict[str, str]:

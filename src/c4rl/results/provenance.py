@@ -9,8 +9,9 @@ from c4rl.core.errors import InputError
 from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.runs import Run, RunKey, key_of, run_config, runs_of
 from c4rl.training.checkpoint import load_progress
-from c4rl.training.run_directory import RunDirectory, is_result, is_scored, job_summary, read_metrics
-from c4rl.training.summary import Record, datasets_of
+from c4rl.training.records import Record, is_result, is_scored, read_metrics
+from c4rl.training.run_directory import RunDirectory, job_summary
+from c4rl.training.summary import datasets_of
 
 Records = dict[RunKey, list[Record]]  # the evaluations of each run
 

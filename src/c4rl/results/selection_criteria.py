@@ -6,7 +6,7 @@ from c4rl.core.curves import late_mean
 from c4rl.results.store import Entry
 from c4rl.results.table_text import MISSING, Rows, mean_words, number, overall_heads, short
 from c4rl.results.tables import Filled, ResultTable
-from c4rl.training.summary import CRITERIA
+from c4rl.training.records import CRITERIA
 
 RULES = {
     "last": "last",

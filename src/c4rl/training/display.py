@@ -13,7 +13,8 @@ from rich.table import Table
 from c4rl.core.ops import available, missing
 from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.runs import Run, RunKey
-from c4rl.training.summary import FAILED, MARK, describe_failure
+from c4rl.training.records import FAILED
+from c4rl.training.summary import MARK, describe_failure
 
 PLAIN_SECONDS = 10.0  # at most one plain line of losses this often
 SHOWN = ("critic_loss", "actor_loss", "q")

@@ -17,9 +17,9 @@ from c4rl.jobs.runs import Run, file_name, key_of, launch_groups, runs_of
 from c4rl.training.checkpoint import Progress, join_policies, load_checkpoint, load_policies, save_checkpoint
 from c4rl.training.evaluation import SimulatorEvaluation
 from c4rl.training.preparation import Preparation
-from c4rl.training.run_directory import RunDirectory, is_scored, read_metrics
-from c4rl.training.selection import selected_records
-from c4rl.training.summary import CRITERIA, FAILED, Record, summarise
+from c4rl.training.records import CRITERIA, FAILED, Record, is_scored, read_metrics, selected_records
+from c4rl.training.run_directory import RunDirectory
+from c4rl.training.summary import summarise
 
 SELECTED = "selected"  # the policies that --select kept
 LAUNCHES = "launches"  # the folder of the parts, until they are joined

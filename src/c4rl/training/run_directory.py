@@ -1,7 +1,6 @@
 """A job's folder: locked while in use, every file either whole or absent."""
 
 import json
-import math
 import os
 import shutil
 from collections.abc import Collection, Mapping
@@ -11,13 +10,12 @@ from typing import IO, Any
 
 from c4rl.core.errors import InputError
 from c4rl.core.extras import installed
-from c4rl.core.files import how_to_resume, locked, not_written, parse_json, read_bytes, read_json, replacing, write_json
+from c4rl.core.files import how_to_resume, locked, not_written, read_json, replacing, write_json
 from c4rl.core.typed_json import jsonable
 from c4rl.jobs.config import RESUMABLE, TrainConfig
 from c4rl.jobs.config_file import digest, read_config, stored_config, to_json
 from c4rl.jobs.runs import Run, RunKey, file_name, key_of, runs_of
-
-NOT_FINITE = ("nan", "inf", "-inf")  # as `jsonable` writes them
+from c4rl.training.records import NOT_FINITE, read_metrics
 
 
 class RunDirectory:
@@ -203,45 +201,3 @@ def job_summary(path: Path, config: TrainConfig) -> dict[str, Any] | None:
         if found.get(name) != value:
             raise InputError(f"{file}: field '{name}' is {found.get(name)!r}, expected {value!r} as in config.json")
     return found
-
-
-def read_metrics(path: Path, runs: Collection[RunKey]) -> list[dict[str, Any]]:
-    """The lines of a metrics.jsonl, all of these runs. One that was being written when a process died is left out."""
-    *lines, _ = read_bytes(path, "the metrics of a job", math.inf).split(b"\n")
-    return [parse_record(line, f"{path}: line {number}", runs) for number, line in enumerate(lines, 1)]
-
-
-def parse_record(line: bytes, origin: str, runs: Collection[RunKey]) -> dict[str, Any]:
-    """A line of metrics.jsonl, of one of these runs."""
-    record = parse_json(line, origin, "the metrics of a run")
-    update = record.get("update") if isinstance(record, dict) else None
-    if type(update) is not int or update < 0:
-        raise InputError(f"{origin}: found no update, expected the metrics of a run")
-    key = record.get("run", record.get("seed"))
-    if not isinstance(key, int | str) or key not in runs:
-        raise InputError(f"{origin}: found the run {key!r}, expected one of config.json")
-    for name in filter(is_result, list(record)):
-        record[name] = _number(record[name], f"{origin}: field '{name}'")
-    if "score" in record:
-        returns = record.get("returns")
-        if not isinstance(returns, list) or not returns:
-            raise InputError(f"{origin}: field 'returns' is {returns!r}, expected a list of numbers")
-        record["returns"] = [_number(value, f"{origin}: field 'returns'") for value in returns]
-    return record
-
-
-def is_result(name: str) -> bool:
-    """Whether this metric is a score or an error of an evaluation."""
-    return name == "score" or name.endswith("_rmse")
-
-
-def is_scored(record: Mapping[str, Any]) -> bool:
-    """Whether this line of metrics.jsonl is of an evaluation."""
-    return any(map(is_result, record))
-
-
-def _number(value: Any, origin: str) -> float:
-    with suppress(OverflowError):
-        if type(value) in (int, float) or value in NOT_FINITE:
-            return float(value)
-    raise InputError(f"{origin} is {value!r}, expected a number")

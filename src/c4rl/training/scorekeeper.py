@@ -25,9 +25,10 @@ from c4rl.training.checkpoint import Progress, load_policies, policy_facts, poli
 from c4rl.training.evaluation import HeldOutEvaluation, SimulatorEvaluation
 from c4rl.training.launch import Launch
 from c4rl.training.preparation import Preparation
-from c4rl.training.run_directory import RunDirectory, is_scored
-from c4rl.training.selection import Selection, selected_records
-from c4rl.training.summary import FAILED, Record, best_records, describe_failure, is_better
+from c4rl.training.records import FAILED, Record, best_records, is_scored, scores_more, selected_records
+from c4rl.training.run_directory import RunDirectory
+from c4rl.training.selection import Selection
+from c4rl.training.summary import describe_failure
 
 
 class Scorekeeper:
@@ -195,7 +196,7 @@ class Scorekeeper:
         for run in self.runs:
             record = {"update": step, **run.facts, **per_run[run.key]}
             self.records.append(record)
-            if is_better(record, self.best.get(run.key)):
+            if scores_more(record, self.best.get(run.key)):
                 self.best[run.key], self.best_policies[run.key] = record, policies[run.key]
         self.directory.log(step, per_run)
         self._save_last(policies, step)

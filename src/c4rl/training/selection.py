@@ -1,26 +1,13 @@
 """--select: of every run, keeps the checkpoint that held-out trajectories prefer; the simulator has no say in it."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from c4rl.core.buffer import TransitionBuffer
 from c4rl.core.numpy_policy import NumpyPolicy
-from c4rl.jobs.runs import RunKey, key_of
+from c4rl.jobs.runs import RunKey
 from c4rl.training.evaluation import HeldOutEvaluation
 from c4rl.training.preparation import Preparation
-from c4rl.training.summary import CRITERIA, Record
-
-
-def selected_records(records: Iterable[Record], criterion: str) -> dict[RunKey, Record]:
-    """Each run's evaluation with the least held-out error; the first of equals."""
-    chosen: dict[RunKey, Record] = {}
-    for record in records:
-        if criterion in record and _is_better(record, chosen.get(key_of(record)), criterion):
-            chosen[key_of(record)] = record
-    return chosen
-
-
-def _is_better(record: Record, chosen: Record | None, criterion: str) -> bool:
-    return chosen is None or record[criterion] < chosen[criterion]
+from c4rl.training.records import CRITERIA, Record, errs_less
 
 
 class Selection:
@@ -34,13 +21,14 @@ class Selection:
         check: Callable[[], None],
     ) -> None:
         self.criterion = CRITERIA[select]
+        self.better = errs_less(self.criterion)
         self.held_out = HeldOutEvaluation(preparations, training, check)
         self.records: dict[RunKey, Record] = {}
         self.policies: dict[RunKey, NumpyPolicy] = {}
 
     def consider(self, records: Mapping[RunKey, Record], policies: Mapping[RunKey, NumpyPolicy]) -> bool:
         """Whether some run's choice changed."""
-        better = [key for key, own in records.items() if _is_better(own, self.records.get(key), self.criterion)]
+        better = [key for key, own in records.items() if self.better(own, self.records.get(key))]
         for key in better:
             self.records[key], self.policies[key] = records[key], policies[key]
         return bool(better)

@@ -1,6 +1,5 @@
 """summary.json: a finished job's results, per run and over the seeds of each setting."""
 
-import math
 import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,11 +15,8 @@ from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.runs import Run, RunKey, by_group, file_name, key_of
 from c4rl.training.checkpoint import Progress
 from c4rl.training.preparation import Preparation
+from c4rl.training.records import CRITERIA, Record, best_records
 
-Record = dict[str, Any]  # an evaluation of one run, as metrics.jsonl has it
-FAILED = "failed_at"  # in a record of a run that has failed: the update
-# --select -> what is least at the checkpoint that it keeps
-CRITERIA = {"held-out": "held_out_action_rmse", "held-out-td": "held_out_td_rmse"}
 SELECTED_RULE = "per seed, the evaluation with the least error on held-out trajectories (uses no simulator)"
 MARK = "†"  # behind the scores of runs that failed, in tables
 
@@ -40,24 +36,6 @@ def show_score(value: float | None, name: str) -> str:
     if value is None:
         return "-"
     return f"{value:.4g}" if "raw return" in name and abs(value) < 100 else f"{value:.1f}"
-
-
-def is_better(record: Record, best: Record | None) -> bool:
-    return "score" in record and (best is None or worth(record["score"]) > worth(best["score"]))
-
-
-def worth(score: float) -> float:
-    """For comparing: an environment that gave no number is worth less than any."""
-    return -math.inf if math.isnan(score) else score
-
-
-def best_records(records: Sequence[Record]) -> dict[RunKey, Record]:
-    """Each run's evaluation with the highest score; the first of equals."""
-    best: dict[RunKey, Record] = {}
-    for record in records:
-        if is_better(record, best.get(key_of(record))):
-            best[key_of(record)] = record
-    return best
 
 
 def summarise(

@@ -24,12 +24,13 @@ from c4rl.training.display import Display, title_of
 from c4rl.training.gradient_cosines import gradient_cosines
 from c4rl.training.launch import Launch, launches_of
 from c4rl.training.preparation import ALL_THREADS, Preparation, free_threads
+from c4rl.training.records import FAILED
 from c4rl.training.run_directory import RunDirectory
 from c4rl.training.same_job import check_same_job
 from c4rl.training.scorekeeper import Scorekeeper
 from c4rl.training.snapshot import GoodStates
 from c4rl.training.stopping import StopRequests
-from c4rl.training.summary import FAILED, summarise
+from c4rl.training.summary import summarise
 from c4rl.training.timer import DeviceTimer
 
 

@@ -19,8 +19,9 @@ from c4rl.diagnostics.q_health import ACTIONS
 from c4rl.environments.tasks import get_task
 from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.runs import RunKey, dataset_labels, runs_of
-from c4rl.training.run_directory import NOT_FINITE, job_config, job_summary
-from c4rl.training.summary import CRITERIA, FAILED, MARK
+from c4rl.training.records import CRITERIA, FAILED, NOT_FINITE
+from c4rl.training.run_directory import job_config, job_summary
+from c4rl.training.summary import MARK
 
 TIMINGS = ("total_seconds", "evaluation_seconds", "clustering_seconds", "run_updates_per_second")
 COSINES = {"td_cosine_with_variance": "with grad Var", "td_cosine_with_mean": "with grad mean^2"}

@@ -7,8 +7,7 @@ from c4rl.diagnostics.page import Page
 from c4rl.jobs.runs import file_name
 from c4rl.results.report.curves import PLOTTED, curve_plot
 from c4rl.results.report.jobs import Job, Method
-from c4rl.training.selection import selected_records
-from c4rl.training.summary import CRITERIA
+from c4rl.training.records import CRITERIA, selected_records
 
 
 def add_selection(page: Page, jobs: Sequence[Job], methods: Sequence[Method]) -> None:
