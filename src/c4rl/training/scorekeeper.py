@@ -27,7 +27,7 @@ from c4rl.training.launch import Launch
 from c4rl.training.preparation import Preparation
 from c4rl.training.records import FAILED, Record, best_records, is_scored, scores_more, selected_records
 from c4rl.training.run_directory import RunDirectory
-from c4rl.training.selection import Selection
+from c4rl.training.selection import Choice, Selection
 from c4rl.training.summary import describe_failure
 
 
@@ -50,8 +50,7 @@ class Scorekeeper:
         self.config, self.runs, self.directory, self.writer = config, runs, directory, writer
         self.scalings = [preparation.scaling for preparation in preparations]
         self.records: list[Record] = []  # evaluations so far
-        self.best: dict[RunKey, Record] = {}  # every run's best evaluation; below, its policy
-        self.best_policies: dict[RunKey, NumpyPolicy] = {}
+        self.best = Choice(scores_more)
         self.pending = PendingEvaluations()
         device = buffer.packed.device
         self.in_background = in_background(config, device)
@@ -123,9 +122,9 @@ class Scorekeeper:
             raise InputError(f"{folder / 'metrics.jsonl'}: lacks evaluations, expected those of every run")
         files: dict[str, Path] = {}
         if self.simulator is not None and self.records:
-            self.best = best_records(self.records)
-            files["best"] = self._file_of("best", self.best)
-            self.best_policies = load_policies(files["best"], runs)
+            self.best.records = best_records(self.records)
+            files["best"] = self._file_of("best", self.best.records)
+            self.best.policies = load_policies(files["best"], runs)
         if self.selection is not None and (chosen := selected_records(lines, self.selection.criterion)):
             files["selected"] = self._file_of("selected", chosen)
             self.selection.records, self.selection.policies = chosen, load_policies(files["selected"], runs)
@@ -193,16 +192,13 @@ class Scorekeeper:
         failed = {run.key: self.progress.frozen.get(str(run.key)) for run in self.runs}
         marks = {key: {FAILED: f["failed_at"]} if f and f["failed_at"] <= step else {} for key, f in failed.items()}
         per_run = {run.key: scores[run.key] | marks[run.key] for run in self.runs}
-        for run in self.runs:
-            record = {"update": step, **run.facts, **per_run[run.key]}
-            self.records.append(record)
-            if scores_more(record, self.best.get(run.key)):
-                self.best[run.key], self.best_policies[run.key] = record, policies[run.key]
+        records = {run.key: {"update": step, **run.facts, **per_run[run.key]} for run in self.runs}
+        self.records += records.values()
+        self.best.consider(records, policies)
         self.directory.log(step, per_run)
         self._save_last(policies, step)
-        if self.best_policies:
-            updates = {key: record["update"] for key, record in self.best.items()}
-            self._save("best", dict(self.best_policies), updates)
+        if self.best.policies:
+            self._save("best", dict(self.best.policies), self.best.updates)
         return per_run
 
     def _save_last(self, policies: dict[RunKey, NumpyPolicy], step: int) -> None:

@@ -111,7 +111,7 @@ class Trainer:
             self.display.message(split)
         if not self.directory.has_tensorboard:
             self.display.message(f"no logs for TensorBoard: {how_to_install('tensorboard')}")
-        for key, record in self.scores.best.items():  # those before a resume, here and below
+        for key, record in self.scores.best.records.items():  # those before a resume, here and below
             self.display.runs[key]["best"] = record["score"]
         for run in self.runs:
             if (failure := self.progress.frozen.get(str(run.key))) is not None:
