@@ -68,7 +68,7 @@ def test_what_looks_wrong_is_looked_for_once(file: Path, monkeypatch: pytest.Mon
     looks: list[Dataset] = []
     look = info._disagreements
     monkeypatch.setattr(info, "_disagreements", lambda dataset: looks.append(dataset) or look(dataset))
-    examine(load_dataset(file), get_task("none"), probe=False)
+    examine(load_dataset(file), get_task("none"), probe=False, seconds=0)
     assert len(looks) == 1
 
 

@@ -121,7 +121,7 @@ class UniformSampler:
 class WeightedSampler:
     """Every row of a run's data in proportion to its weight, with replacement."""
 
-    def __init__(self, buffer: TransitionBuffer, stream: str = "rows") -> None:
+    def __init__(self, buffer: TransitionBuffer, stream: str) -> None:
         self.buffer, self.stream = buffer, stream
         shape = len(buffer.lengths), int(buffer.lengths.max())
         self._cumulative = torch.zeros(shape, dtype=torch.float64, device=buffer.packed.device)

@@ -115,7 +115,7 @@ def _rows_with_successor(log: Log, ends: Array) -> Array:
     return rows
 
 
-def assemble(log: Log, low: Array, high: Array, clip_actions: bool = False, sha256: str = "") -> Dataset:
+def assemble(log: Log, low: Array, high: Array, clip_actions: bool, sha256: str) -> Dataset:
     """Check a log and make it a Dataset, in the memory of the log where possible."""
     _check(log, low, high, clip_actions)
     observations, actions, rewards, terminals = log.observations, log.actions, log.rewards, log.terminals

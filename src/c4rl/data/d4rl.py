@@ -66,7 +66,7 @@ def _unflagged_resets(file: Hdf5, flagged: Array) -> Array:
     return resets & ~flagged
 
 
-def read_d4rl(file: Hdf5, task: Task | None = None) -> Log:
+def read_d4rl(file: Hdf5, task: Task | None) -> Log:
     """Read a D4RL file; the module's docstring lists its variants."""
     path, notes = file.path, list[str]()
     if unread := [name for name in file.names("") if name not in (*IN_FILE, "infos", "metadata")]:

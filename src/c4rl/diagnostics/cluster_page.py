@@ -55,13 +55,7 @@ def named_as(labels: Array, before: Array, K: int) -> Array:
 
 
 def write_cluster_page(
-    folder: Path,
-    path: Path,
-    run: str | None = None,
-    K: int = 5,
-    mode: Mode = "exact",
-    size: int = 1000,
-    allow_import: bool = False,
+    folder: Path, path: Path, run: str | None, K: int, mode: Mode, size: int, allow_import: bool
 ) -> dict[str, Any]:
     """Of one run, at its kept checkpoints or the last one; returns what its last clusters are made of."""
     run = run if run is not None else file_name(runs_of(job_config(folder, allow_import))[0].key)

@@ -43,7 +43,7 @@ class Examination:
         return [finding for finding in self.findings if finding.level == "fault"]
 
 
-def examine(dataset: Dataset, task: Task, probe: bool = True, seconds: float = 110.0) -> Examination:
+def examine(dataset: Dataset, task: Task, probe: bool, seconds: float) -> Examination:
     """seconds: the most that the probe takes."""
     began = time.monotonic()
     description, warnings = describe_with_findings(dataset, task)

@@ -125,7 +125,7 @@ class Maze2D(gymnasium.Env):
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 (gymnasium's own interface)
 
-    def __init__(self, maze: str, dense: bool = False, horizon: int = 300) -> None:
+    def __init__(self, maze: str, dense: bool, horizon: int) -> None:
         self.maze, self.dense, self.horizon = MAZES[maze], dense, horizon
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float64)
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)

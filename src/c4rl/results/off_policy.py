@@ -32,11 +32,11 @@ SETTLED = 0.05  # of the spread of all values: the most that a value may move ov
 def judge(
     folders: Sequence[Path],
     config: FittedQConfig,
-    checkpoint: str | None = None,
-    dataset: Path | None = None,
-    device: str = "auto",
-    watch: Callable[[int], Any] = lambda update: None,
-    allow_import: bool = False,
+    checkpoint: str | None,
+    dataset: Path | None,
+    device: str,
+    watch: Callable[[int], Any],
+    allow_import: bool,
 ) -> dict[str, Any]:
     """Every policy of these folders that did not fail, in the order of their estimated values.
 

@@ -250,9 +250,7 @@ def _action_bounds(task: Task) -> tuple[Array, Array]:
     return action_bounds(f"task '{task.name}'", np.size(low), low, high)
 
 
-def open_training(
-    config: BehaviourConfig, folder: Path, print_line: Callable[[str], None] = print
-) -> BehaviourTraining:
+def open_training(config: BehaviourConfig, folder: Path, print_line: Callable[[str], None]) -> BehaviourTraining:
     """A training in a new folder, or the one that is there, as of its last checkpoint.
 
     The folder holds config.json, progress.jsonl, snapshots/ and checkpoint.safetensors.

@@ -107,7 +107,7 @@ class HeldOutEvaluation:
     distance to the logged actions."""
 
     def __init__(
-        self, preparations: Sequence[Preparation], training: TransitionBuffer, check: Callable[[], None] = lambda: None
+        self, preparations: Sequence[Preparation], training: TransitionBuffer, check: Callable[[], None]
     ) -> None:
         self._check = check
         kept = [(p.held_out, p.scaling) for p in preparations if p.held_out is not None]

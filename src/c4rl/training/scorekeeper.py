@@ -84,7 +84,7 @@ class Scorekeeper:
         scores = self.simulator.submit(self._policies([launch])).result()
         return torch.tensor([scores[key]["score"] for key in launch.keys], device=launch.device)
 
-    def finished(self, wait: bool = False) -> Iterator[tuple[int, dict[RunKey, Record]]]:
+    def finished(self, wait: bool) -> Iterator[tuple[int, dict[RunKey, Record]]]:
         """Evaluations that have ended, in order, after filing them; with `wait`, all of them."""
         for evaluation, scores in self.pending.finished(wait):
             yield evaluation.update, self._file(evaluation.update, evaluation.policies, scores)

@@ -228,7 +228,7 @@ class Trainer:
                     self.directory.log(step, dict(zip(launch.keys, cosines, strict=True)))
             self.scores.evaluate(step, self._every_launch())
 
-    def _take_scores(self, wait: bool = False) -> None:
+    def _take_scores(self, wait: bool) -> None:
         """Show the evaluations that have ended; with `wait`, all of them."""
         if not self.scores.pending:
             return
@@ -263,7 +263,7 @@ class Trainer:
             if remaining:
                 self.launches.insert(index, Launch(self.config, remaining, self.buffer, self.device, states=states))
 
-    def _save(self, step: int, forced: bool = False) -> None:
+    def _save(self, step: int, forced: bool) -> None:
         """Take a snapshot of every run (failed ones keep their last good state) and, if due, write a checkpoint."""
         self.good = good = self.good.advanced(step, self.launches)
         if not (forced or self.writer.checkpoint_is_due()):

@@ -82,7 +82,7 @@ class Page:
         if figures:
             self._body.append(f'<div class="plots">{"".join(figures)}</div>')
 
-    def picture(self, svg_or_png: str, caption: str, alternative: str, wide: bool = False) -> None:
+    def picture(self, svg_or_png: str, caption: str, alternative: str, wide: bool) -> None:
         """An image as a data: address. wide: it scrolls sideways in a narrow window."""
         width = "width:100%;min-width:44rem" if wide else "max-width:100%"
         image = f'<img src="{svg_or_png}" alt="{escape(alternative)}" style="{width}">'

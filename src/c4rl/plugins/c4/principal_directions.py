@@ -30,7 +30,7 @@ class Projection(NamedTuple):
         return g @ self.directions - self.mean.unsqueeze(1) @ self.directions
 
 
-def principal_directions(g: Tensor, dimensions: int = 16, valid: Tensor | None = None) -> Projection:
+def principal_directions(g: Tensor, dimensions: int, valid: Tensor | None = None) -> Projection:
     """The d leading eigenvectors of Cov(g) over the valid rows ([R, N] bool), g: [R, N, m]; d = min(dimensions, m).
 
     Non-finite rows take no part; they stay non-finite when projected, so that the fit of the mixture reports them.

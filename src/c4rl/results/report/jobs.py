@@ -88,7 +88,7 @@ class Job:
     methods: list[Method]
 
 
-def read_jobs(folders: Sequence[Path], allow_import: bool = False) -> list[Job]:
+def read_jobs(folders: Sequence[Path], allow_import: bool) -> list[Job]:
     if len({os.path.realpath(folder) for folder in folders}) < len(folders):
         raise InputError("found a folder twice, expected each once")
     labels = dataset_labels([folder.absolute() for folder in folders])
