@@ -8,6 +8,7 @@ import tyro
 
 from c4rl.cli.parsing import Arguments, parse_as
 from c4rl.core.declarations import Options, option
+from c4rl.core.files import check_new_file
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,10 @@ class Flags(Options):
 def clusters(arguments: Arguments) -> int:
     """Draw the gradient clusters of a job's critic by t-SNE, at its last checkpoint or at all that it kept."""
     flags = parse_as(Flags, "clusters", arguments, clusters.__doc__)
+    check_new_file("output", flags.output)
 
     from c4rl.diagnostics.cluster_page import write_cluster_page
-    from c4rl.training.run_directory import check_new_file
 
-    check_new_file("output", flags.output)
     found = write_cluster_page(
         flags.folder, flags.output, flags.run, flags.K, flags.mode, flags.size, flags.allow_import
     )

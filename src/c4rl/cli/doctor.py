@@ -10,6 +10,7 @@ from rich.console import Console
 from c4rl.cli.parsing import Arguments, parse_as
 from c4rl.core.action_bounds import ActionBounds
 from c4rl.core.declarations import option
+from c4rl.core.files import check_new_file
 
 
 @dataclass(frozen=True)
@@ -31,15 +32,13 @@ class Flags(ActionBounds):
 def doctor(arguments: Arguments) -> int:
     """Examine a dataset: faults (exit code 1), coverage, returns, when cloning overfits, and settings with reasons."""
     flags = parse_as(Flags, "doctor", arguments, doctor.__doc__)
+    check_new_file("html", flags.html)
 
     from c4rl.data.loading import load_for_task
     from c4rl.diagnostics.doctor import as_json, examine, render, write_page
     from c4rl.environments.tasks import get_task
-    from c4rl.training.run_directory import check_new_file
 
     task = get_task(flags.task)
-    if flags.html is not None:
-        check_new_file("html", flags.html)
     dataset = load_for_task(flags.dataset, task, flags)
     found = examine(dataset, task, flags.probe, flags.seconds)
     if flags.html is not None:

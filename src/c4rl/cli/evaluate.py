@@ -11,6 +11,8 @@ from rich.table import Table
 from c4rl.cli.parsing import Arguments, parse_as
 from c4rl.core.declarations import Options, option
 from c4rl.core.errors import InputError
+from c4rl.core.files import check_new_file, write_json
+from c4rl.core.typed_json import jsonable
 
 
 @dataclass(frozen=True)
@@ -39,15 +41,11 @@ class Flags(Options):
 def evaluate(arguments: Arguments) -> int:
     """Score the policies of a run folder, or of an exported file, in the simulator."""
     flags = parse_as(Flags, "evaluate", arguments, evaluate.__doc__)
+    check_new_file("json", flags.json)
 
-    from c4rl.core.files import write_json
-    from c4rl.core.typed_json import jsonable
     from c4rl.results.policies import score_file, score_folder
-    from c4rl.training.run_directory import check_new_file
     from c4rl.training.summary import MARK, show_score
 
-    if flags.json is not None:
-        check_new_file("json", flags.json)
     if flags.folder.is_file() or (flags.folder.suffix == ".npz" and not flags.folder.exists()):
         if flags.checkpoint is not None or flags.run is not None or flags.ensemble:
             found = "a file with --checkpoint, --run or --ensemble"

@@ -9,6 +9,7 @@ from c4rl.cli.parsing import Arguments, parse_as
 from c4rl.cli.table import SPEEDS, STORE
 from c4rl.core.declarations import Options
 from c4rl.core.errors import InputError
+from c4rl.core.files import check_new_file
 
 ENDINGS = (".png", ".svg")
 
@@ -37,11 +38,10 @@ def figure(arguments: Arguments) -> int:
     output = flags.output or Path(f"{flags.name}.png")
     if output.suffix not in ENDINGS:
         raise InputError(f"--output: found '{output.name}', expected a name that ends in {' or '.join(ENDINGS)}")
+    check_new_file("output", output)
 
     from c4rl.results.figures import draw
-    from c4rl.training.run_directory import check_new_file
 
-    check_new_file("output", output)
     draw(flags.name, output, flags.table, flags.methods, flags.sets, flags.store, flags.speeds)
     print(output)
     return 0

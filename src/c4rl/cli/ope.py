@@ -12,6 +12,7 @@ from rich.text import Text
 
 from c4rl.cli.parsing import Arguments, flags_of, parse
 from c4rl.core.declarations import Options
+from c4rl.core.files import check_new_file, write_json
 
 
 @dataclass(frozen=True)
@@ -42,15 +43,12 @@ def ope(arguments: Arguments) -> int:
     values = parse("ope", arguments, [*own, *flags_of(FittedQConfig, "fqe")], description=ope.__doc__)
     flags = Flags(**{flag.field.name: values.pop(flag.field.name) for flag in own})
     config = FittedQConfig(**values)
+    check_new_file("json", flags.json)
 
-    from c4rl.core.files import write_json
     from c4rl.core.typed_json import jsonable
     from c4rl.results.off_policy import judge
     from c4rl.results.worth_of_estimates import sentence
-    from c4rl.training.run_directory import check_new_file
 
-    if flags.json is not None:
-        check_new_file("json", flags.json)
     shown = iter(track(range(config.updates), "updates", console=Console(stderr=True), transient=True))
     result = judge(
         flags.folders,

@@ -8,6 +8,7 @@ import tyro
 from c4rl.cli.parsing import Arguments, parse_as
 from c4rl.core.declarations import Options
 from c4rl.core.errors import InputError
+from c4rl.core.files import check_new_file
 
 
 @dataclass(frozen=True)
@@ -27,11 +28,10 @@ class Flags(Options):
 def report(arguments: Arguments) -> int:
     """Write one self-contained page on a job, or on several compared: scores, curves, clusters, Q, timings, data."""
     flags = parse_as(Flags, "report", arguments, report.__doc__)
+    check_new_file("output", flags.output)
 
     from c4rl.results.report import write_report
-    from c4rl.training.run_directory import check_new_file
 
-    check_new_file("output", flags.output)
     write_report(flags.folders, flags.output, allow_import=flags.allow_import)
     print(f"wrote {flags.output} ({flags.output.stat().st_size / 1e6:.2f} MB)")
     return 0

@@ -70,6 +70,18 @@ def copy_file(source: Path, target: Path) -> None:
         shutil.copyfile(source, temporary)
 
 
+def check_new_file(flag: str, path: Path | None) -> None:
+    """Refuse a flag's path where no new file can be; None: the flag is not given."""
+    if path is None:
+        return
+    if path.exists() or path.is_symlink():
+        raise InputError(f"--{flag} {path}: exists already, expected a new file (nothing is overwritten)")
+    if not path.parent.is_dir():
+        raise InputError(f"--{flag} {path}: cannot be created, '{path.parent}' is not a folder")
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(f"--{flag} {path}: cannot be created, '{path.parent}' is not a folder that can be written to")
+
+
 def how_to_resume(folder: Path) -> str:
     """The command that continues a job, for a shell."""
     return f"c4rl train --resume {quote(str(folder))}"

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from c4rl.core.errors import InputError
-from c4rl.core.files import replacing
+from c4rl.core.files import check_new_file, replacing
 from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.core.onnx_policy import onnx_bytes
 from c4rl.data.loading import load_dataset
@@ -22,7 +22,7 @@ from c4rl.results.model_card import card, model_metadata
 from c4rl.results.provenance import Provenance, provenance
 from c4rl.training.checkpoint import load_policy_file, load_progress
 from c4rl.training.distillation import distil
-from c4rl.training.run_directory import RunDirectory, check_new_file, job_config
+from c4rl.training.run_directory import RunDirectory, job_config
 from c4rl.training.summary import describe_failure
 
 

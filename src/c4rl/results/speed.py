@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from c4rl.core.errors import InputError
-from c4rl.core.files import write_json
+from c4rl.core.files import check_new_file, write_json
 from c4rl.core.options import Options, option
 from c4rl.data.assembly import number_trajectories
 from c4rl.data.dataset import Dataset
@@ -26,7 +26,6 @@ from c4rl.plugins.dr3 import DR3Config
 from c4rl.plugins.layer_norm import LayerNormConfig
 from c4rl.training.launch import launches_of
 from c4rl.training.preparation import choose_device
-from c4rl.training.run_directory import check_new_file
 from c4rl.training.summary import versions
 
 REPEATS = 3  # measurements of each: their median counts
@@ -73,8 +72,7 @@ class SpeedOptions(Options):
         for name in ("algorithms", "plugins"):
             if not getattr(self, name):
                 raise InputError(f"--{name}: found none, expected at least one")
-        if self.json is not None:
-            check_new_file("json", self.json)
+        check_new_file("json", self.json)
 
 
 def measure_speeds(options: SpeedOptions) -> int:

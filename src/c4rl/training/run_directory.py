@@ -173,15 +173,6 @@ def was_begun(path: Path) -> bool:
     return path.exists()
 
 
-def check_new_file(flag: str, path: Path) -> None:
-    if path.exists() or path.is_symlink():
-        raise InputError(f"--{flag} {path}: exists already, expected a new file (nothing is overwritten)")
-    if not path.parent.is_dir():
-        raise InputError(f"--{flag} {path}: cannot be created, '{path.parent}' is not a folder")
-    if not os.access(path.parent, os.W_OK):
-        raise InputError(f"--{flag} {path}: cannot be created, '{path.parent}' is not a folder that can be written to")
-
-
 def job_config(path: Path, allow_import: bool = False) -> TrainConfig:
     """The config of a run folder, which may have been moved since."""
     if not path.is_dir():
