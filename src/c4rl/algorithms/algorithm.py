@@ -293,6 +293,10 @@ class Algorithm(ABC):
         """The critic's input for rows [s, a], [R, B, s + a]: the rows themselves, or latent pairs."""
         return state_actions
 
+    def values_at(self, critic: Critic, state_actions: Tensor) -> Tensor:
+        """A critic's values of rows [s, a], [R, M, B], as its TD loss compares them."""
+        return critic.at(self.critic_inputs(state_actions)).q
+
     def regression_target(self, batch: Batch) -> Tensor:
         """y [R, B], which this update's TD loss moves the critics to, without a graph; for `td_errors`."""
         raise NotImplementedError
@@ -301,8 +305,7 @@ class Algorithm(ABC):
         """y - Q(s, a) of this update's TD loss [R, M, B], with a graph into the critics; also of rows that the loss
         leaves out (--drop-terminals)."""
         assert self.critics is not None
-        q = self.critics[0].at(self.critic_inputs(batch.state_actions)).q
-        return self.regression_target(batch).unsqueeze(1) - q
+        return self.regression_target(batch).unsqueeze(1) - self.values_at(self.critics[0], batch.state_actions)
 
     @torch.no_grad()
     def temporal_difference(self, batch: Batch) -> Tensor | None:
@@ -311,5 +314,5 @@ class Algorithm(ABC):
             return None
         critic, target = self.critics
         next_pairs = torch.cat([batch.next_observations, self.act(batch.next_observations)], dim=2)
-        y = clipped_target(batch, self.config.discount, target.at(self.critic_inputs(next_pairs)).q)
-        return y.unsqueeze(1) - critic.at(self.critic_inputs(batch.state_actions)).q
+        y = clipped_target(batch, self.config.discount, self.values_at(target, next_pairs))
+        return y.unsqueeze(1) - self.values_at(critic, batch.state_actions)

@@ -200,20 +200,14 @@ class BPPO(AcceptedPolicies):
     def _value_of(self, output: Tensor) -> Tensor:
         return output.relu() if self.config.output_relu else output
 
+    def values_at(self, critic: Critic, state_actions: Tensor) -> Tensor:
+        return self._value_of(super().values_at(critic, state_actions))
+
     @torch.no_grad()
     def regression_target(self, batch: Batch) -> Tensor:
         """y = r + γ Q̄(s', a') [R, B] with the logged a'."""
-        next_q = self._value_of(self.target_critic.at(batch.next_state_actions).q)
+        next_q = self.values_at(self.target_critic, batch.next_state_actions)
         return td_target(batch.ended_where_cut(), self.config.discount, next_q[:, 0])
-
-    def td_errors(self, batch: Batch) -> Tensor:
-        return self.regression_target(batch).unsqueeze(1) - self._value_of(self.critic.at(batch.state_actions).q)
-
-    @torch.no_grad()
-    def temporal_difference(self, batch: Batch) -> Tensor:
-        next_q = self._value_of(self.target_critic(batch.next_observations, self.act(batch.next_observations)).q)
-        y = td_target(batch, self.config.discount, next_q[:, 0]).unsqueeze(1)
-        return y - self._value_of(self.critic.at(batch.state_actions).q)
 
 
 def weighted_advantage(advantage: Tensor, omega: float) -> Tensor:
