@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from c4rl.core.buffer import Batch
 from c4rl.data.dataset import Dataset
 from c4rl.data.packing import Scaling, pack_datasets
 from c4rl.jobs.config import TrainConfig, empty_config
 from c4rl.jobs.registry import ALGORITHMS
+from c4rl.plugins.c4.plugin import C4
 from c4rl.results.speed import made_up_dataset
 from c4rl.training.launch import Launch
 
@@ -92,6 +94,21 @@ def advance(launch: Launch, updates: int, start: int = 0) -> Launch:
         launch.update(step)
         launch.refresh(step)
     return launch
+
+
+def batch_at(launch: Launch, step: int, rows: int = 32) -> Batch:
+    """The rows of update `step`, for which the device's counter is made ready."""
+    launch.step.fill_(step)
+    return launch.buffer.gather(launch.sampler.rows(launch.streams, rows))
+
+
+def flat(module: nn.Module) -> Tensor:
+    """All parameters, [n]."""
+    return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+
+
+def c4_of(launch: Launch) -> C4:
+    return next(plugin for plugin in launch.plugins.all if isinstance(plugin, C4))
 
 
 def sum_of_losses(losses: Tensor | Sequence[Tensor | float]) -> Tensor:

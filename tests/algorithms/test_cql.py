@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from c4rl.algorithms.cql import CQL
-from c4rl.core.buffer import Batch
 from c4rl.core.errors import InputError
 from c4rl.data.dataset import Dataset
 from c4rl.training.launch import Launch
 from tests.algorithms.plain_cql import ACTIONS, MEMBERS, PlainCQL, layers_of
-from tests.helpers import make_launch, small_config, small_dataset, sum_of_losses
+from tests.helpers import batch_at, make_launch, small_config, small_dataset, sum_of_losses
 
 ROWS = 6
 
@@ -33,13 +32,8 @@ def launch_of(dataset: Dataset | None = None, **options: Any) -> tuple[CQL, Laun
     return launch.algorithm, launch
 
 
-def next_batch(launch: Launch, step: int) -> Batch:
-    launch.step.fill_(step)
-    return launch.buffer.gather(launch.sampler.rows(launch.streams, ROWS))
-
-
 def one_update(launch: Launch, step: int = 1) -> dict[str, float]:
-    batch = next_batch(launch, step)
+    batch = batch_at(launch, step, ROWS)
     found = launch.algorithm.update(batch, step, batch)
     return {name: float(values[0].detach()) for name, values in found.items()}
 
@@ -65,7 +59,7 @@ def test_updates_equal_the_equations_written_as_loops(form: str) -> None:
     plain = PlainCQL(algorithm, algorithm.config)
     count = 4 if algorithm.config.max_q_backup != "none" else 1
     for step in (1, 2):
-        batch = next_batch(launch, step)
+        batch = batch_at(launch, step, ROWS)
         assert 0 < batch.continues.sum() < ROWS, "needs terminal rows and others"
         noise = {
             "actor_action": launch.streams.normal("actor_action", ROWS, ACTIONS)[0],
@@ -202,7 +196,7 @@ def test_the_backup_pays_for_entropy_only_on_request() -> None:
         with torch.no_grad():
             for p in algorithm.target_critic.parameters():
                 p.zero_()
-            batch = next_batch(launch, 1)
+            batch = batch_at(launch, 1, ROWS)
             noise = launch.streams.normal("backup_action", ROWS, ACTIONS)
             _, log_prob = algorithm.actor(batch.next_observations).sample(noise)
             y = batch.rewards - (0.99 * batch.continues * 0.5 * log_prob if backup_entropy else 0)
@@ -215,7 +209,7 @@ def test_the_two_orders_of_the_max_q_backup_differ() -> None:
     targets = {}
     for order in ("max_min", "min_max"):
         algorithm, launch = launch_of(max_q_backup=order, discount=1.0)
-        batch = next_batch(launch, 1)
+        batch = batch_at(launch, 1, ROWS)
         mlp = algorithm.target_critic.mlp
         with torch.no_grad():
             for p in mlp.parameters():
@@ -239,7 +233,7 @@ def test_the_two_orders_of_the_max_q_backup_differ() -> None:
 
 def test_nothing_is_backed_up_past_a_terminal() -> None:
     algorithm, launch = launch_of(data_with_terminals(share=1.0))
-    batch = next_batch(launch, 1)
+    batch = batch_at(launch, 1, ROWS)
     with torch.no_grad():
         algorithm.target_critic.mlp.biases[-1].fill_(1e6)
         expected = (algorithm.critic.at(batch.state_actions).q - batch.rewards.unsqueeze(1)).square().mean(2).sum(1)
@@ -256,7 +250,7 @@ def test_the_actor_clones_at_first_and_then_climbs_the_critic() -> None:
                 algorithm.critic.mlp.weights[-1].mul_(-1)
         found = []
         for step in (1, 2):
-            batch = next_batch(launch, step)
+            batch = batch_at(launch, step, ROWS)
             if change_actions:
                 batch = batch._replace(actions=-batch.actions)
             algorithm.update(batch, step, batch)
@@ -302,11 +296,11 @@ def test_the_multiplier_sees_half_the_excess_of_both_critics(form: str) -> None:
 @pytest.mark.parametrize("form", ["max_min", "min_max"])
 def test_the_best_of_many_next_actions_is_each_runs_own(form: str) -> None:
     stacked, launch = launch_of(max_q_backup=form, seeds=(0, 1))
-    batch = next_batch(launch, 1)
+    batch = batch_at(launch, 1, ROWS)
     together = stacked._target(batch, stacked.actor(batch.next_observations), torch.ones(2, dtype=torch.float64))
     for seed in (0, 1):
         alone, own = launch_of(max_q_backup=form, seeds=(seed,))
-        batch = next_batch(own, 1)
+        batch = batch_at(own, 1, ROWS)
         found = alone._target(batch, alone.actor(batch.next_observations), torch.ones(1, dtype=torch.float64))
         for ours, theirs in zip(together, found, strict=True):
             torch.testing.assert_close(ours[seed], theirs[0])

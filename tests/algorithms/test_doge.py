@@ -12,22 +12,13 @@ from c4rl.core.buffer import Batch
 from c4rl.core.errors import InputError
 from c4rl.jobs.preset_fields import published_fields
 from c4rl.training.launch import Launch
-from tests.helpers import advance, make_launch, small_config, small_dataset
+from tests.helpers import advance, batch_at, flat, make_launch, small_config, small_dataset
 
 
 def algorithm_of(**options) -> tuple[DOGE, Launch]:
     launch = make_launch(small_config("doge", **options))
     assert isinstance(launch.algorithm, DOGE)
     return launch.algorithm, launch
-
-
-def batch_at(launch: Launch, step: int) -> Batch:
-    launch.step.fill_(step)
-    return launch.buffer.gather(launch.sampler.rows(launch.streams, 32))
-
-
-def flat(module: torch.nn.Module) -> torch.Tensor:
-    return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
 
 
 # -- the distance

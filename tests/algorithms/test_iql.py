@@ -12,29 +12,19 @@ import torch
 from c4rl.algorithms.implicit_q import advantage_weight, expectile_loss
 from c4rl.algorithms.iql import IQL
 from c4rl.cli.train import config_of
-from c4rl.core.buffer import Batch
 from c4rl.core.errors import InputError
 from c4rl.core.policies import dropout_masks
 from c4rl.data.dataset import Dataset
 from c4rl.plugins.c4.plugin import C4Config
 from c4rl.plugins.seams import CriticStep, Plugin
 from c4rl.training.launch import Launch
-from tests.helpers import advance, make_launch, small_config, small_dataset
+from tests.helpers import advance, batch_at, flat, make_launch, small_config, small_dataset
 
 
 def launch_of(dataset: Dataset | None = None, seeds: tuple[int, ...] = (0,), **options: Any) -> tuple[IQL, Launch]:
     launch = make_launch(small_config("iql", seeds=seeds, **options), dataset)
     assert isinstance(launch.algorithm, IQL)
     return launch.algorithm, launch
-
-
-def batch_at(launch: Launch, step: int) -> Batch:
-    launch.step.fill_(step)
-    return launch.buffer.gather(launch.sampler.rows(launch.streams, 32))
-
-
-def flat(module: torch.nn.Module) -> torch.Tensor:
-    return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
 
 
 class TestExpectileRegression:

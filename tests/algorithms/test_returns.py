@@ -12,10 +12,10 @@ from c4rl.data.dataset import Dataset
 from c4rl.data.packing import pack_datasets
 from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.runs import Run, run_config, runs_of
-from c4rl.plugins.c4.plugin import C4, C4Config
+from c4rl.plugins.c4.plugin import C4Config
 from c4rl.plugins.returns import ReturnsConfig, fair_returns, spread_of_starts, weights_of_rows
 from c4rl.training.launch import Launch
-from tests.helpers import CPU, make_launch, plain_scaling, small_config, small_dataset, with_trajectories
+from tests.helpers import CPU, c4_of, make_launch, plain_scaling, small_config, small_dataset, with_trajectories
 
 LENGTHS = (100, 100, 50, 1, 20)
 IDS = torch.repeat_interleave(torch.arange(5), torch.tensor(LENGTHS))
@@ -107,7 +107,7 @@ def test_beside_c4_the_actors_rows_are_still_those_of_good_trajectories(
     assert launch.actor_sampler is not None
     drawn = launch.actor_sampler.rows(launch.streams, 500)
     assert ((drawn >= 40) & (drawn < 60)).double().mean() > 0.98
-    (c4,) = (plugin for plugin in launch.plugins.all if isinstance(plugin, C4))
+    c4 = c4_of(launch)
     assert c4.divergence is not None and not c4.divergence.own_cluster  # these rows are of no single cluster
 
 

@@ -13,8 +13,8 @@ from c4rl.core.buffer import Batch
 from c4rl.core.networks import Stack, StackedMLP
 from c4rl.data.dataset import Dataset
 from c4rl.data.packing import pack_datasets
-from tests.algorithms.tsrl_cases import algorithm_of, batch_at, one_run, with_terminals
-from tests.helpers import CPU, advance, make_launch, plain_scaling, small_config, small_dataset
+from tests.algorithms.tsrl_cases import algorithm_of, one_run, with_terminals
+from tests.helpers import CPU, advance, batch_at, make_launch, plain_scaling, small_config, small_dataset
 
 
 def test_jacobian_times_vector_equals_automatic_differentiation() -> None:

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from c4rl.algorithms.td3 import TD3
-from c4rl.core.buffer import Batch
 from c4rl.training.launch import Launch
 from tests.algorithms.plain_td3 import PlainTD3
-from tests.helpers import advance, make_launch, small_config, small_dataset, with_trajectories
+from tests.helpers import advance, batch_at, flat, make_launch, small_config, small_dataset, with_trajectories
 
 ROWS = 8
 
@@ -24,15 +23,6 @@ def algorithm_of(name: str = "td3_bc", **options: Any) -> tuple[TD3, Launch]:
     launch = make_launch(small_config(name, batch_size=ROWS, **options), data)
     assert isinstance(launch.algorithm, TD3)
     return launch.algorithm, launch
-
-
-def batch_at(launch: Launch, step: int) -> Batch:
-    launch.step.fill_(step)
-    return launch.buffer.gather(launch.sampler.rows(launch.streams, ROWS))
-
-
-def flat(module: torch.nn.Module) -> torch.Tensor:
-    return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
 
 
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -51,7 +41,7 @@ def test_updates_equal_the_equations_row_by_row(name: str, options: dict[str, An
     plain = PlainTD3(algorithm)
     kinds = set()
     for step in range(1, 7):
-        batch = batch_at(launch, step)
+        batch = batch_at(launch, step, ROWS)
         kinds |= set(zip(batch.continues[0].tolist(), batch.next_valid[0].tolist(), strict=True))
         metrics = algorithm.update(batch, step, batch)
         critic_loss = plain.update_critics(batch, launch.streams.normal("target_noise", ROWS, 2)[0])
@@ -65,7 +55,7 @@ def test_updates_equal_the_equations_row_by_row(name: str, options: dict[str, An
 @pytest.mark.parametrize("name", ["td3_bc", "rebrac"])
 def test_q_is_logged_as_the_mean_over_rows_and_critics(name: str) -> None:
     algorithm, launch = algorithm_of(name)
-    batch = batch_at(launch, 1)
+    batch = batch_at(launch, 1, ROWS)
     expected = algorithm.critic(batch.observations, batch.actions).q.mean()
     torch.testing.assert_close(algorithm.update(batch, 1, batch)["q"][0], expected)
 
@@ -98,7 +88,7 @@ def test_larger_rewards_leave_the_weight_of_the_q_term_alone() -> None:
         with torch.no_grad():
             for p in (algorithm.critic.mlp.weights[-1], algorithm.critic.mlp.biases[-1]):
                 p.mul_(factor)
-        batch = batch_at(launch, 2)
+        batch = batch_at(launch, 2, ROWS)
         algorithm.update(batch, 2, batch)
         gradients.append(algorithm.optimizers["actor"].gradient.clone())
     torch.testing.assert_close(*gradients)

@@ -16,13 +16,13 @@ from c4rl.core.networks import Stack
 from c4rl.core.options import may_differ
 from c4rl.core.random import Streams
 from c4rl.data.packing import pack_datasets
-from c4rl.plugins.c4.plugin import C4, C4Config
+from c4rl.plugins.c4.plugin import C4Config
 from c4rl.plugins.seams import CriticStep, Plugin, Plugins
 from c4rl.training.launch import Launch
 from c4rl.training.preparation import prepare
-from tests.algorithms.tsrl_cases import STAGE_ONE, algorithm_of, batch_at, flat, one_run, with_terminals
+from tests.algorithms.tsrl_cases import STAGE_ONE, algorithm_of, one_run, with_terminals
 from tests.cli.support import save_npz
-from tests.helpers import CPU, advance, make_launch, plain_scaling, small_config, small_dataset
+from tests.helpers import CPU, advance, batch_at, c4_of, flat, make_launch, plain_scaling, small_config, small_dataset
 
 
 def test_the_model_learns_in_stage_one_and_the_policy_in_stage_two() -> None:
@@ -313,14 +313,14 @@ def test_the_first_clusters_are_those_of_the_final_latent_space() -> None:
     """Nothing is taken over from clusters of the untrained model, and what later clusterings bring has not begun."""
     form = C4Config(K=3, period=2, mode="exact", average_critics=True, zero_next_actions=True)
     launch = advance(make_launch(small_config("tsrl", ("c4",), plugin_options=(form,))), STAGE_ONE)
-    (c4,) = (plugin for plugin in launch.plugins.all if isinstance(plugin, C4))
+    c4 = c4_of(launch)
     found = {name: tensor.clone() for name, tensor in c4.clustering.state().items()}
     assert bool(c4.authors.next_actions_kept.all()) and not torch.equal(*launch.algorithm.critics[0].mlp.weights[0][0])
     c4.start(launch.algorithm)
     assert all(torch.equal(tensor, found[name]) for name, tensor in c4.clustering.state().items())
     form = replace(form, initial_clusters="state_action")
     launch = advance(make_launch(small_config("tsrl", ("c4",), plugin_options=(form,))), STAGE_ONE)
-    (c4,) = (plugin for plugin in launch.plugins.all if isinstance(plugin, C4))
+    c4 = c4_of(launch)
     torch.testing.assert_close(c4.clustering.tables.weights, torch.full((1, 3), 1 / 3, dtype=torch.float64))
 
 

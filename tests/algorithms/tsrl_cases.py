@@ -5,11 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from c4rl.algorithms.tsrl import TSRL
-from c4rl.core.buffer import Batch
 from c4rl.core.networks import StackedMLP
 from c4rl.data.dataset import Dataset
 from c4rl.training.launch import Launch
@@ -28,15 +26,6 @@ def with_terminals(rows: int = 200, every: int = 9) -> Dataset:
     data = small_dataset(rows)
     terminals = np.arange(rows) % every == every - 1
     return replace(data, terminals=terminals, next_action_valid=data.next_action_valid & ~terminals)
-
-
-def batch_at(launch: Launch, step: int, rows: int = 32) -> Batch:
-    launch.step.fill_(step)
-    return launch.buffer.gather(launch.sampler.rows(launch.streams, rows))
-
-
-def flat(module: torch.nn.Module) -> Tensor:
-    return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
 
 
 def one_run(mlp: StackedMLP, run: int = 0) -> Callable[[Tensor], Tensor]:

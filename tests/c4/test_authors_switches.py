@@ -17,19 +17,15 @@ from c4rl.data.dataset import Dataset
 from c4rl.plugins.c4.authors import AuthorsRelease, with_trajectory_tails, without_small_clusters
 from c4rl.plugins.c4.clustering import Clustering
 from c4rl.plugins.c4.feature_gradients import feature_gradients
-from c4rl.plugins.c4.plugin import C4, C4Config
+from c4rl.plugins.c4.plugin import C4Config
 from c4rl.plugins.seams import CriticStep
 from c4rl.training.launch import Launch
-from tests.helpers import CPU, advance, make_launch, small_config, small_dataset, with_trajectories
+from tests.helpers import CPU, advance, c4_of, make_launch, small_config, small_dataset, with_trajectories
 
 
 def launch_of(form: C4Config, seeds: tuple[int, ...] = (0,), data: Dataset | None = None, **values: Any) -> Launch:
     data = with_trajectories(small_dataset(), 10) if data is None else data
     return make_launch(small_config("cql", ("c4",), seeds, plugin_options=(form,), **values), data)
-
-
-def plugin_of(launch: Launch) -> C4:
-    return next(plugin for plugin in launch.plugins.all if isinstance(plugin, C4))
 
 
 # -- trajectory tails
@@ -195,7 +191,7 @@ def two_groups(rows: int = 400) -> Dataset:
 def test_the_first_clusters_are_of_state_and_action_and_drawn_equally(sampler: Any, drop_small: bool) -> None:
     form = C4Config(K=2, period=3, sampler=sampler, drop_small=drop_small, initial_clusters="state_action")
     launch = launch_of(form, seeds=(0, 1), data=two_groups())
-    clustering = plugin_of(launch).clustering
+    clustering = c4_of(launch).clustering
     torch.testing.assert_close(clustering.tables.weights, torch.full((2, 2), 0.5, dtype=torch.float64))
     for step in range(1, 20):
         launch.step.fill_(step)
@@ -212,8 +208,8 @@ def test_later_clusters_are_those_of_the_gradients() -> None:
     forms = [plain, replace(plain, initial_clusters="state_action")]
     launches = [launch_of(form, data=two_groups()) for form in forms]
     for launch in launches:
-        plugin_of(launch).refresh(launch.algorithm, 3)  # of the same untrained critic
-    tables = [plugin_of(launch).clustering.tables.state() for launch in launches]
+        c4_of(launch).refresh(launch.algorithm, 3)  # of the same untrained critic
+    tables = [c4_of(launch).clustering.tables.state() for launch in launches]
     assert all(torch.equal(tables[0][name], tables[1][name]) for name in tables[0])
 
 
@@ -231,7 +227,7 @@ def penalty_of(launch: Launch) -> tuple[Tensor, Any]:
     batch = launch.buffer.gather(torch.arange(40).expand(len(launch.seeds), -1))
     td = torch.ones(len(launch.seeds), 2, dtype=torch.float64)
     step = CriticStep(batch, critic, target, critic.at(batch.state_actions), batch.actions, td)
-    found = plugin_of(launch).critic_penalty(step)
+    found = c4_of(launch).critic_penalty(step)
     assert found is not None
     return found, batch
 
@@ -272,7 +268,7 @@ def test_without_the_mask_all_rows_shape_the_mixture() -> None:
         launch = launch_of(
             C4Config(K=2, mode="proxy", mask_invalid=mask), data=replace(data, observations=data.observations + far)
         )
-        mixture = plugin_of(launch).clustering.mixture
+        mixture = c4_of(launch).clustering.mixture
         assert mixture is not None
         spread[mask] = float(mixture.scale.max())
     assert spread[False] > 5 * spread[True]
@@ -300,8 +296,8 @@ def test_refits_overwrite_both_critics_by_their_average(average: bool) -> None:
 def test_the_network_that_gives_the_next_gradients(network: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     launch = advance(launch_of(C4Config(K=2, mode="proxy", period=100, next_features=network)), 3)
     seen: list[Any] = []
-    monkeypatch.setattr(plugin_of(launch).clustering, "refresh", lambda gradients, *rest: seen.append(gradients) or {})
-    plugin_of(launch).refresh(launch.algorithm, 100)
+    monkeypatch.setattr(c4_of(launch).clustering, "refresh", lambda gradients, *rest: seen.append(gradients) or {})
+    c4_of(launch).refresh(launch.algorithm, 100)
     rows = torch.arange(20).unsqueeze(0)
     critic, target = launch.algorithm.critics  # type: ignore[misc]
     batch = launch.buffer.gather(rows)

@@ -12,12 +12,12 @@ from c4rl.core.errors import InputError
 from c4rl.core.policies import Gaussian
 from c4rl.plugins.c4.behaviour_model import BehaviourModel
 from c4rl.plugins.c4.divergence_term import DivergenceTerm
-from c4rl.plugins.c4.plugin import C4, C4Config
+from c4rl.plugins.c4.plugin import C4Config
 from c4rl.plugins.seams import ActorStep
 from c4rl.training.launch import Launch
 from tests.c4.gaussian_divergences import gaussian_kl, gaussian_renyi
 from tests.c4.test_single_cluster_minibatches import chi_square
-from tests.helpers import make_launch, small_config, small_dataset
+from tests.helpers import c4_of, make_launch, small_config, small_dataset
 
 STD = 0.3
 
@@ -27,12 +27,8 @@ def launch_of(**form: Any) -> Launch:
     return make_launch(small_config("cql", ("c4",), plugin_options=options), small_dataset(400))
 
 
-def plugin_of(launch: Launch) -> C4:
-    return next(plugin for plugin in launch.plugins.all if isinstance(plugin, C4))
-
-
 def term_of(launch: Launch) -> DivergenceTerm:
-    term = plugin_of(launch).divergence
+    term = c4_of(launch).divergence
     assert term is not None
     return term
 
@@ -61,7 +57,7 @@ def test_renyi_is_the_divergence_of_its_order(alpha: float) -> None:
     launch = launch_of(divergence="renyi", divergence_alpha=alpha, divergence_samples=1000)
     step = actor_step(launch)
     found = term_of(launch)(step, launch.streams).detach()
-    cluster = int(plugin_of(launch).clustering.cluster[0])
+    cluster = int(c4_of(launch).clustering.cluster[0])
     expected = closed_form(launch, step, cluster, alpha).mean(1).detach()
     torch.testing.assert_close(found, expected, rtol=0.02, atol=0)
     other_orders = [closed_form(launch, step, cluster, order).mean(1).detach() for order in (0.3, 0.7, None, 1.5)]
@@ -82,7 +78,7 @@ def test_its_gradient_points_to_the_behaviour() -> None:
     step = actor_step(launch)
     term_of(launch)(step, launch.streams).sum().backward()
     assert step.distribution is not None
-    behaviour = term_of(launch).behaviour.mean(step.batch.observations)[:, int(plugin_of(launch).clustering.cluster[0])]
+    behaviour = term_of(launch).behaviour.mean(step.batch.observations)[:, int(c4_of(launch).clustering.cluster[0])]
     away = step.distribution.mean.detach() - behaviour
     gradient = step.distribution.mean.grad
     assert gradient is not None and torch.nn.functional.cosine_similarity(gradient, away, dim=2).mean() > 0.95
@@ -109,7 +105,7 @@ def test_batches_are_compared_with_their_own_cluster_or_with_the_mixture(against
         if rows or against == "mixture":
             torch.testing.assert_close(found, mixture)
         else:
-            cluster = int(plugin_of(launch).clustering.cluster[0])
+            cluster = int(c4_of(launch).clustering.cluster[0])
             clusters.add(cluster)
             torch.testing.assert_close(found[0], log_p[cluster])
         assert (log_p - mixture).abs().min() > 1e-3  # no cluster is the mixture
@@ -119,7 +115,7 @@ def test_batches_are_compared_with_their_own_cluster_or_with_the_mixture(against
 @pytest.mark.parametrize("sampler", ["soft", "hard"])
 def test_the_behaviour_is_that_of_the_rows_a_cluster_is_drawn_with(sampler: Any) -> None:
     launch = launch_of(divergence="kl", sampler=sampler)
-    term, soft = term_of(launch), plugin_of(launch).clustering.memberships
+    term, soft = term_of(launch), c4_of(launch).clustering.memberships
     assert soft is not None
     hard = torch.nn.functional.one_hot(soft.argmax(2), 3).to(soft.dtype)
     batch = launch.buffer.gather(torch.arange(400).unsqueeze(0))
@@ -144,9 +140,9 @@ def test_its_weight_multiplies_it(name: Any) -> None:
 
 
 def test_the_actor_may_have_rows_from_all_clusters() -> None:
-    assert plugin_of(launch_of()).actor_sampler() is None
+    assert c4_of(launch_of()).actor_sampler() is None
     launch = launch_of(actor_rows="uniform")
-    sampler, counts = plugin_of(launch).actor_sampler(), np.zeros(400)
+    sampler, counts = c4_of(launch).actor_sampler(), np.zeros(400)
     assert sampler is not None
     for update in range(1, 200):
         launch.step.fill_(update)

@@ -14,10 +14,10 @@ from c4rl.data.loading import load_dataset
 from c4rl.data.packing import Scaling, pack_datasets
 from c4rl.plugins.c4.divergence_term import DivergenceTerm
 from c4rl.plugins.c4.feature_gradients import Mode, feature_gradients
-from c4rl.plugins.c4.plugin import C4, C4Config
+from c4rl.plugins.c4.plugin import C4Config
 from c4rl.plugins.seams import ActorStep
 from c4rl.training.launch import Launch
-from tests.helpers import CPU, advance, small_config, small_dataset
+from tests.helpers import CPU, advance, c4_of, small_config, small_dataset
 
 UPDATES = 200
 
@@ -38,7 +38,7 @@ def launch_of(data: Dataset, algorithm: str, updates: int = UPDATES, **form: Any
 
 
 def gate_of(launch: Launch) -> DivergenceTerm:
-    found = next(plugin for plugin in launch.plugins.all if isinstance(plugin, C4)).divergence
+    found = c4_of(launch).divergence
     assert found is not None
     return found
 

@@ -16,9 +16,9 @@ from c4rl.core.networks import Critic
 from c4rl.data.dataset import Dataset
 from c4rl.jobs.registry import ALGORITHMS
 from c4rl.plugins.c4.clustering import Clustering
-from c4rl.plugins.c4.plugin import C4, C4Config
+from c4rl.plugins.c4.plugin import C4Config
 from c4rl.training.launch import Launch
-from tests.helpers import CPU, advance, make_launch, small_config, small_dataset, sum_of_losses
+from tests.helpers import CPU, advance, c4_of, make_launch, small_config, small_dataset, sum_of_losses
 
 # those whose first update already has plug-ins; the others' later stages run the same code (see the contract test)
 WITH_CRITIC = [
@@ -56,10 +56,6 @@ def launch_of(
     return make_launch(config, data if data is not None else short_episodes())
 
 
-def plugin_of(launch: Launch) -> C4:
-    return next(plugin for plugin in launch.plugins.all if isinstance(plugin, C4))
-
-
 def trained_state(launch: Launch) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in launch.algorithm.state().items()}
 
@@ -78,7 +74,7 @@ def critic_loss_of(launch: Launch, step: int = 1) -> Tensor:
 @each_algorithm
 def test_a_hard_batch_comes_from_a_single_cluster_of_the_last_refresh(algorithm: str) -> None:
     launch = launch_of(algorithm, C4Config(K=3, period=5, sampler="hard"), seeds=(0, 1))
-    clustering = plugin_of(launch).clustering
+    clustering = c4_of(launch).clustering
     batches: list[Batch] = []
     update = launch.algorithm.update
 
@@ -224,7 +220,7 @@ def test_rows_without_a_next_action_take_no_part(algorithm: str, mode: Any) -> N
 @each_algorithm
 def test_clusters_are_refitted_every_period_and_only_then(algorithm: str) -> None:
     launch = launch_of(algorithm, C4Config(K=3, period=4))
-    clustering = plugin_of(launch).clustering
+    clustering = c4_of(launch).clustering
     assert clustering.mixture is not None  # fitted before the first update
     reported, changed = [], []
     for step in range(1, 13):

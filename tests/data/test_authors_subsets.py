@@ -11,6 +11,7 @@ from c4rl.core.errors import InputError
 from c4rl.data.dataset import Dataset
 from c4rl.data.subsets import subset_with_replacement
 from tests.cli.support import SMALL, run, save_npz, summary
+from tests.data.test_subsets import rows_of
 from tests.helpers import small_dataset, with_trajectories
 
 
@@ -19,10 +20,6 @@ def numbered(trajectories: int, length: int, terminal: bool = False) -> Dataset:
     data = small_dataset(trajectories * length, 1, 1)
     place = np.arange(len(data), dtype=np.float32)[:, None]
     return with_trajectories(replace(data, observations=place), length, terminal)
-
-
-def rows_of(data: Dataset) -> np.ndarray:
-    return data.observations[:, 0].astype(int)
 
 
 def seed_that_draws(trajectory: int, count: int) -> int:

@@ -43,6 +43,14 @@ def at_update(monkeypatch: pytest.MonkeyPatch, at: int, do: Callable[[Launch], N
     monkeypatch.setattr(Launch, "update", doing)
 
 
+class PowerCut(Exception):
+    """Ends a job as a kill would: nothing handles it."""
+
+
+def power_cut(_: Launch) -> None:
+    raise PowerCut
+
+
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(["c4rl.cli.main", "c4rl.training.loop"])
 

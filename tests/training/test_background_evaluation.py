@@ -24,7 +24,7 @@ from tests.cli.support import (
     run,
     summary,
 )
-from tests.training.jobs import STEADY, at_update, wait_until
+from tests.training.jobs import STEADY, PowerCut, at_update, power_cut, wait_until
 
 UPDATES, EVERY = 120, 20  # six evaluations, the last at the end
 Lines = list[dict[str, Any]]
@@ -163,14 +163,6 @@ def test_a_worker_that_dies_costs_its_episode_alone(
     assert_same_but_for_the_order_of_lines(tmp_path / "job", in_line)
 
 
-class PowerCut(Exception):
-    pass
-
-
-def cut(launch: Launch) -> None:
-    raise PowerCut
-
-
 def test_scores_logged_after_the_last_checkpoint_are_logged_once(
     command: Callable[..., list[object]], in_line: Path, slow: Slow, tmp_path: Path
 ) -> None:
@@ -178,7 +170,7 @@ def test_scores_logged_after_the_last_checkpoint_are_logged_once(
     folder = tmp_path / "job"
     slow.until = lambda number: slow.update >= 44
     with pytest.MonkeyPatch.context() as monkeypatch:
-        at_update(monkeypatch, 48, cut)
+        at_update(monkeypatch, 48, power_cut)
         with pytest.raises(PowerCut):
             run(*command(folder))
     assert load_checkpoint(folder / "checkpoint.safetensors")[1].pending == [20, 40]

@@ -26,6 +26,7 @@ from tests.cli.support import (
     tensors,
 )
 from tests.helpers import CPU, plain_scaling, small_config, small_dataset
+from tests.training.jobs import PowerCut, at_update, power_cut
 
 Update = Callable[[Launch, int], None]
 REASON = "a loss or weight was not finite"
@@ -129,23 +130,13 @@ def test_the_others_go_on_in_the_company_they_were_in() -> None:
     assert [launch.seeds for launch in launches_of(config, buffer, CPU, sound)] == [[1], [2]]
 
 
-class PowerCut(Exception):
-    pass
-
-
 def test_a_stopped_run_stays_stopped_when_the_job_is_resumed(plain_data: Path, tmp_path: Path) -> None:
     jobs = {name: tmp_path / name for name in ("straight", "resumed")}
     for name, folder in jobs.items():
         with pytest.MonkeyPatch.context() as monkeypatch:
             poison(monkeypatch, seed=0, at=15)
-            update = Launch.update
-
-            def cut(self: Launch, step: int, update: Update = update, name: str = name) -> None:
-                if step == 45 and name == "resumed":
-                    raise PowerCut
-                update(self, step)
-
-            monkeypatch.setattr(Launch, "update", cut)
+            if name == "resumed":
+                at_update(monkeypatch, 45, power_cut)
             try:
                 run(*command(plain_data, folder, "--seeds", "0", "1"))
             except PowerCut:

@@ -21,7 +21,17 @@ from c4rl.training.checkpoint import Progress, load_checkpoint
 from c4rl.training.evaluation import HeldOutEvaluation
 from c4rl.training.launch import Launch
 from tests.cli.support import Arrays, assert_tensorboard_shows_the_metrics, listing, metric_lines, run
-from tests.training.jobs import STEADY, ToBeKilled, assert_same_job, last_update, start, wait_until
+from tests.training.jobs import (
+    STEADY,
+    PowerCut,
+    ToBeKilled,
+    assert_same_job,
+    at_update,
+    last_update,
+    power_cut,
+    start,
+    wait_until,
+)
 
 UPDATES = 240
 Command = Callable[[Path], list[object]]
@@ -139,19 +149,8 @@ def test_two_processes_on_one_folder(
     assert_same_job(folder, undisturbed["c4"])
 
 
-class PowerCut(Exception):
-    pass
-
-
 def _during_an_update(monkeypatch: pytest.MonkeyPatch, at: int = 155) -> None:
-    update = Launch.update
-
-    def cut(self: Launch, step: int) -> None:
-        if step == at:
-            raise PowerCut
-        update(self, step)
-
-    monkeypatch.setattr(Launch, "update", cut)
+    at_update(monkeypatch, at, power_cut)
 
 
 def _while_a_checkpoint_is_half_written(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,29 +27,18 @@ from c4rl.training.checkpoint import load_checkpoint, load_progress, policy_fact
 from c4rl.training.launch import Launch
 from c4rl.training.run_directory import RunDirectory
 from tests.cli.support import assert_same_tensors, listing, metric_lines, run, summary
-from tests.training.jobs import STEADY, start, wait_until
-
-
-class PowerCut(Exception):
-    pass
+from tests.training.jobs import STEADY, PowerCut, at_update, power_cut, start, wait_until
 
 
 def begin(folder: Path, *flags: object, at: int | None = None) -> None:
     """Train in this folder; at: the update at which the power fails."""
-    update = Launch.update
-
-    def cut(self: Launch, step: int) -> None:
-        if step == at:
-            raise PowerCut
-        update(self, step)
-
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(Launch, "update", cut)
         every = ["--updates", "30", "--log-every", "10", "--checkpoint-every", "10"]
         words = ["train", *STEADY, *every, "--output", folder, *flags]
         if at is None:
             assert run(*words) == 0
         else:
+            at_update(monkeypatch, at, power_cut)
             with pytest.raises(PowerCut):
                 run(*words)
 
