@@ -22,7 +22,8 @@ import numpy as np
 from gymnasium.wrappers import TimeLimit
 
 from c4rl.core.numpy_policy import NumpyPolicy
-from c4rl.environments.evaluation import SIDE_BY_SIDE, EvaluationPool, episode_returns, rollout
+from c4rl.environments.episodes import episode_returns, rollout
+from c4rl.environments.evaluation import SIDE_BY_SIDE, EvaluationPool
 from c4rl.environments.locomotion import gymnasium_environment
 from c4rl.environments.making import make_environment
 from c4rl.environments.tasks import Task, get_task

@@ -18,7 +18,8 @@ from c4rl.core.errors import InputError, WorkFailed
 from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.data.loading import environment_bounds
 from c4rl.environments import evaluation
-from c4rl.environments.evaluation import EvaluationPool, episode_return, episode_returns, rollout
+from c4rl.environments.episodes import episode_return, episode_returns, rollout
+from c4rl.environments.evaluation import EvaluationPool
 from c4rl.environments.locomotion import gymnasium_environment
 from c4rl.environments.making import make_environment
 from c4rl.environments.tasks import Task, get_task

@@ -1,97 +1,29 @@
 """Scores policies in worker processes that run whole episodes.
 
-Episode e of an evaluation with seed s is reset with seed s + e, and a worker runs the policy on one observation at a
-time, like a plain loop over the environment: returns are bitwise those of that loop, for any number of workers.
-(A matrix product rounds differently with the number of rows; one row at a time costs about a tenth of a step.)
-
-In Maze2D the network costs more than the simulator. There a worker steps several episodes side by side: all their rows
-share every call of NumPy, but each has matrix products of its own, so that nothing rounds differently.
+Episode e of an evaluation with seed s is reset with seed s + e, and a worker plays it as `episodes` does: returns are
+bitwise those of a plain loop over the environment, for any number of workers.
 """
 
-import json
-import math
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from c4rl.core.array import Array
 from c4rl.core.errors import InputError, WorkFailed
-from c4rl.core.numpy_policy import NumpyPolicy
+from c4rl.core.numpy_policy import NumpyPolicy, policy_bytes, policy_from_bytes
 from c4rl.core.worker_process import Message, Parent, WorkerDied, WorkerProcess, described
+from c4rl.environments.episodes import episode_returns
 from c4rl.environments.tasks import Task, missing
-
-if TYPE_CHECKING:
-    import gymnasium  # of the extra "simulators"
 
 MAX_WORKERS = 16
 WAKE_UP_SECONDS = 0.2
 MAX_DEATHS = 3  # of workers on one job, before the evaluation fails
 SIDE_BY_SIDE = {"maze2d": 5}  # domain -> most episodes that a worker steps at once; elsewhere 1
-
-
-def steps(environment: "gymnasium.Env", policy: NumpyPolicy, seed: int) -> Iterator[tuple[Array, Array, float, Array]]:
-    """(observation, action, reward, next observation) of one episode."""
-    observation, _ = environment.reset(seed=seed)
-    done = False
-    while not done:
-        action = policy.act(observation)
-        following, reward, terminated, truncated, _ = environment.step(action)
-        yield observation, action, float(reward), following
-        observation, done = following, terminated or truncated
-
-
-def episode_return(environment: "gymnasium.Env", policy: NumpyPolicy, seed: int) -> float:
-    """Raw undiscounted return of one episode."""
-    total = 0.0
-    for _, _, reward, _ in steps(environment, policy, seed):
-        total += reward
-    return total
-
-
-def episode_returns(environments: "Sequence[gymnasium.Env]", policy: NumpyPolicy, seeds: Sequence[int]) -> list[float]:
-    """`episode_return` for each seed, bit for bit; there are at least as many environments."""
-    if len(seeds) == 1 or policy.weights[0].ndim == 3:  # an ensemble has an axis of its own
-        return [episode_return(environments[0], policy, seed) for seed in seeds]
-    running, totals = list(range(len(seeds))), [0.0] * len(seeds)
-    observations = np.array([environments[i].reset(seed=seeds[i])[0] for i in running])
-    step = getattr(environments[0], "step_together", step_together)  # an environment may have a faster one
-    together = environments[: len(seeds)]
-    while running:
-        actions = policy.act(observations[:, None])[:, 0]  # [B, 1, s]: a product for each row
-        observations, rewards, ended = step(together, actions)
-        for i, reward in zip(running, rewards, strict=True):
-            totals[i] += reward
-        if any(ended):
-            running = [i for i, end in zip(running, ended, strict=True) if not end]
-            observations = observations[np.logical_not(ended)]
-            together = [environments[i] for i in running]
-    return totals
-
-
-def step_together(environments: "Sequence[gymnasium.Env]", actions: Array) -> tuple[Array, list[float], list[bool]]:
-    """A step of each with its action [B, a]: observations [B, s], rewards, and which episodes end."""
-    found = [environment.step(action) for environment, action in zip(environments, actions, strict=True)]
-    return (
-        np.array([one[0] for one in found]),
-        [float(one[1]) for one in found],
-        [bool(one[2] or one[3]) for one in found],
-    )
-
-
-def rollout(environment: "gymnasium.Env", policy: NumpyPolicy, seed: int) -> dict[str, Array]:
-    """One episode of T steps: observations [T + 1, s], actions [T, a], rewards [T]."""
-    observations, actions, rewards, following = zip(*steps(environment, policy, seed), strict=True)
-    return {
-        "observations": np.stack([*observations, following[-1]]),
-        "actions": np.stack(actions),
-        "rewards": np.array(rewards),
-    }
 
 
 def wait_for(returns: "Future[Array]", check: Callable[[], None] = lambda: None) -> Array:
@@ -267,22 +199,6 @@ class EvaluationPool:
 
 def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def policy_bytes(policy: NumpyPolicy) -> bytes:
-    """A line that names the arrays, then the arrays: a tenth of the time of an npz file, which has checksums."""
-    arrays = policy.arrays()
-    head = [[name, array.dtype.str, array.shape] for name, array in arrays.items()]
-    return b"".join([json.dumps(head).encode(), b"\n", *(array.tobytes() for array in arrays.values())])
-
-
-def policy_from_bytes(content: bytes) -> NumpyPolicy:
-    start, arrays = content.index(b"\n") + 1, {}
-    for name, dtype, shape in json.loads(content[:start]):
-        count = math.prod(shape)
-        arrays[name] = np.frombuffer(content, dtype, count, start).reshape(shape).copy()  # aligned, as any array
-        start += arrays[name].nbytes
-    return NumpyPolicy.from_arrays(arrays)
 
 
 def serve() -> None:

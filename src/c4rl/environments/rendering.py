@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from c4rl.core.errors import InputError
-from c4rl.core.numpy_policy import NumpyPolicy
+from c4rl.core.numpy_policy import NumpyPolicy, policy_bytes, policy_from_bytes
 from c4rl.core.worker_process import worker_environment
-from c4rl.environments.evaluation import policy_bytes, policy_from_bytes, steps
+from c4rl.environments.episodes import steps
 from c4rl.environments.tasks import Task
 
 SIZE = 160  # pixels, both ways

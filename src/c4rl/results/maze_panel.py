@@ -7,7 +7,7 @@ from typing import IO
 import numpy as np
 import torch
 
-from c4rl.environments.evaluation import rollout
+from c4rl.environments.episodes import rollout
 from c4rl.environments.making import make_environment
 from c4rl.environments.tasks import Task
 from c4rl.jobs.runs import file_name, runs_of
