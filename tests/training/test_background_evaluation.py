@@ -13,10 +13,10 @@ import torch
 
 import c4rl.training.evaluation as evaluation_module
 import c4rl.training.scorekeeper as scorekeeper
-from c4rl.training.background import MOST_PENDING, PendingEvaluations
 from c4rl.training.checkpoint import load_checkpoint
 from c4rl.training.evaluation import SimulatorEvaluation, SimulatorScores
 from c4rl.training.launch import Launch
+from c4rl.training.pending import MOST_PENDING, PendingEvaluations
 from tests.cli.support import (
     assert_same_tensors,
     assert_tensorboard_shows_the_metrics,

@@ -1,113 +1,19 @@
-"""Work in parallel with training: evaluations in worker processes, and files being written."""
+"""Files that are written while training continues."""
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError
 
 from c4rl.core.files import not_written
-from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.jobs.config import TrainConfig
-from c4rl.training.checkpoint import load_policies, save_policies
 
-MOST_PENDING = 4  # evaluations; with more, training waits for the oldest
 MOST_FILES = 8  # waiting to be written; with more, training waits for the first
 GPU_CHECKPOINT_SECONDS = 10.0
-
-
-class Scores(Protocol):
-    """Scores of one evaluation: metrics to log, per run."""
-
-    def done(self) -> bool: ...
-
-    def result(self) -> dict[Any, dict[str, Any]]: ...
-
-
-class KnownScores:
-    """Scores of an evaluation that has finished."""
-
-    def __init__(self, scores: dict[Any, dict[str, Any]]) -> None:
-        self._scores = scores
-
-    def done(self) -> bool:
-        return True
-
-    def result(self) -> dict[Any, dict[str, Any]]:
-        return self._scores
-
-
-def in_background(config: TrainConfig, device: torch.device) -> bool:
-    """Whether evaluations run in parallel with training. On a CPU the two would compete for cores."""
-    return config.eval_in_background == "yes" or (config.eval_in_background == "auto" and device.type == "cuda")
-
-
-# -- evaluations
-
-
-@dataclass(frozen=True)
-class PendingEvaluation:
-    """The policies as of an update, and the scores they will get."""
-
-    update: int
-    policies: dict[Any, NumpyPolicy]
-    scores: Scores
-
-
-class PendingEvaluations:
-    """Evaluations under way, in the order of their updates; they leave in that order."""
-
-    def __init__(self) -> None:
-        self._queue: deque[PendingEvaluation] = deque()
-
-    def add(self, update: int, policies: dict[Any, NumpyPolicy], scores: Scores) -> None:
-        self._queue.append(PendingEvaluation(update, policies, scores))
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    def now(self) -> list[PendingEvaluation]:
-        return list(self._queue)
-
-    def finished(self, wait: bool = False) -> Iterator[tuple[PendingEvaluation, dict[Any, dict[str, Any]]]]:
-        """Finished evaluations up to the first unfinished one; with `wait`, all of them."""
-        while self._queue and (wait or len(self._queue) > MOST_PENDING or self._queue[0].scores.done()):
-            scores = self._queue[0].scores.result()
-            yield self._queue.popleft(), scores
-
-
-def pending_file(folder: Path, what: int | str) -> Path:
-    """Policies that the last checkpoint counts on: of an update whose evaluation is pending, or "best" or "selected"
-    ones that were replaced since."""
-    return folder / f"pending_{what}.safetensors"
-
-
-def save_pending(folder: Path, evaluations: list[PendingEvaluation]) -> None:
-    """Save the policies whose evaluation is pending at a checkpoint: a killed job evaluates them when resumed."""
-    for evaluation in evaluations:
-        path = pending_file(folder, evaluation.update)
-        if not path.exists():
-            save_policies(path, evaluation.policies, dict.fromkeys(evaluation.policies, evaluation.update))
-
-
-def load_pending(folder: Path, update: int, runs: Collection[Any]) -> dict[Any, NumpyPolicy]:
-    return load_policies(pending_file(folder, update), runs)
-
-
-def forget_pending(folder: Path, still: Collection[int]) -> None:
-    """Delete policies that no checkpoint needs any more."""
-    keep = {pending_file(folder, update) for update in still}
-    for path in folder.glob("pending_*.safetensors"):
-        if path not in keep:
-            path.unlink()
-
-
-# -- files
 
 
 class BackgroundWriter:

@@ -12,18 +12,11 @@ from c4rl.core.files import copy_file
 from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.runs import Run, RunKey, key_of
-from c4rl.training.background import (
-    BackgroundWriter,
-    KnownScores,
-    PendingEvaluations,
-    forget_pending,
-    in_background,
-    load_pending,
-    pending_file,
-)
+from c4rl.training.background import BackgroundWriter
 from c4rl.training.checkpoint import Progress, load_policies, policy_facts, policy_updates, save_policies
 from c4rl.training.evaluation import HeldOutEvaluation, SimulatorEvaluation
 from c4rl.training.launch import Launch
+from c4rl.training.pending import KnownScores, PendingEvaluations, forget_pending, pending_file
 from c4rl.training.preparation import Preparation
 from c4rl.training.records import FAILED, Record, best_records, is_scored, scores_more, selected_records
 from c4rl.training.run_directory import RunDirectory
@@ -53,7 +46,8 @@ class Scorekeeper:
         self.best = Choice(scores_more)
         self.pending = PendingEvaluations()
         device = buffer.packed.device
-        self.in_background = in_background(config, device)
+        # on a CPU the two would compete for cores
+        self.in_background = {"yes": True, "no": False, "auto": device.type == "cuda"}[config.eval_in_background]
         self.simulator: SimulatorEvaluation | None = None
         self.held_out: HeldOutEvaluation | None = None
         if preparations[0].task.name == "none":
@@ -111,7 +105,7 @@ class Scorekeeper:
         """Read and check what the run folder has; only then change anything. ended: no update is left."""
         folder, progress, runs = self.directory.path, self.progress, {run.key for run in self.runs}
         pending = progress.pending if self.simulator is not None else []
-        policies = {update: load_pending(folder, update, runs) for update in pending}
+        policies = {update: load_policies(pending_file(folder, update), runs) for update in pending}
         lines = self._lines(pending)
         self.records = [line for line in lines if self._named in line]
         known = {key_of(record) for record in self.records}

@@ -18,11 +18,12 @@ from c4rl.data.packing import pack_datasets
 from c4rl.environments.tasks import simulator
 from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.runs import explain_launches, runs_of
-from c4rl.training.background import BackgroundWriter, forget_pending, save_pending
+from c4rl.training.background import BackgroundWriter
 from c4rl.training.checkpoint import Progress, load_checkpoint, save_checkpoint
 from c4rl.training.display import Display, title_of
 from c4rl.training.gradient_cosines import gradient_cosines
 from c4rl.training.launch import Launch, launches_of
+from c4rl.training.pending import forget_pending, save_pending
 from c4rl.training.preparation import ALL_THREADS, Preparation, free_threads
 from c4rl.training.records import FAILED
 from c4rl.training.run_directory import RunDirectory
