@@ -13,7 +13,7 @@ from c4rl.data.dataset import Dataset
 from c4rl.data.subsets import trajectory_returns, trajectory_slices, whole_trajectories
 from c4rl.environments.tasks import Task
 from c4rl.jobs.presets.best import RECIPES, start_spread
-from c4rl.jobs.presets.c4 import values_of
+from c4rl.jobs.presets.settings import values_of
 from c4rl.plugins.returns import START_SPREAD, weights_of_rows
 
 TEMPERATURES = (0.3, 0.1, 0.03)

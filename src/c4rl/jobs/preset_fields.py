@@ -10,9 +10,10 @@ from c4rl.data.loading import load_for_task
 from c4rl.environments.tasks import get_task
 from c4rl.jobs.config import PUBLISHED, empty_config
 from c4rl.jobs.presets.best import BEST, best_for
-from c4rl.jobs.presets.c4 import NO_PRESET, preset, values_of
+from c4rl.jobs.presets.c4 import NO_PRESET, preset
 from c4rl.jobs.presets.published import PUBLISHED as PUBLISHED_SETTINGS
 from c4rl.jobs.presets.published import published_for
+from c4rl.jobs.presets.settings import values_of
 from c4rl.jobs.registry import PLUGINS, algorithm_class, plugin_names
 from c4rl.jobs.sweeps import differences
 

@@ -15,7 +15,7 @@ from c4rl.environments.tasks import PHYSICS
 from c4rl.jobs.config import TrainConfig
 from c4rl.jobs.preset_fields import preset_fields
 from c4rl.jobs.presets.best import BEST, RECIPES
-from c4rl.jobs.presets.c4 import values_of
+from c4rl.jobs.presets.settings import values_of
 from c4rl.jobs.registry import algorithm_class
 from c4rl.results.store import Entry, Store, determinants, identity
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from c4rl.data.dataset import Dataset
-from c4rl.jobs.presets.c4 import Setting, Settings
+from c4rl.jobs.presets.settings import Settings, settings_from
 from c4rl.plugins.returns import spread_of_starts
 
 BEST = "best"
@@ -38,14 +38,8 @@ class Recipe(NamedTuple):
 
     @classmethod
     def of(cls, entry: dict[str, Any]) -> "Recipe":
-        def settings(given: dict[str, Any]) -> Settings:
-            return {
-                name: Setting(tuple(value) if isinstance(value, list) else value, source)
-                for name, (value, source) in given.items()
-            }
-
-        plugins = {name: settings(own) for name, own in entry["plugins"].items()}
-        return cls(entry["algorithm"], settings(entry["training"]), settings(entry["options"]), plugins)
+        plugins = {name: settings_from(own) for name, own in entry["plugins"].items()}
+        return cls(entry["algorithm"], settings_from(entry["training"]), settings_from(entry["options"]), plugins)
 
 
 RECIPES = {

@@ -7,23 +7,15 @@ not give: CQL's by domain are CORL's (corl-team/CORL at eeeeef2) and Cal-QL's, s
 """
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from c4rl.core.errors import InputError
 from c4rl.environments.tasks import get_task
 from c4rl.jobs.presets.published import published_for
+from c4rl.jobs.presets.settings import Setting, Settings, settings_from
 
 NO_PRESET = "none"
-
-
-class Setting(NamedTuple):
-    value: Any
-    source: str
-
-
-Settings = dict[str, Setting]
 
 
 class Preset(NamedTuple):
@@ -33,10 +25,6 @@ class Preset(NamedTuple):
     training: Settings  # fields of TrainConfig
     options: Settings  # of the algorithm
     c4: Settings  # of C4Config
-
-
-def values_of(settings: Mapping[str, Setting]) -> dict[str, Any]:
-    return {name: setting.value for name, setting in settings.items()}
 
 
 def preset(name: str, algorithm: str, task: str) -> Preset:
@@ -60,8 +48,8 @@ PRESETS: dict[str, str] = {
 }
 
 _SETTINGS: dict[str, Settings] = {
-    table: {name: Setting(*given) for name, given in settings.items()}
-    for table, settings in json.loads(Path(__file__).with_suffix(".json").read_text("utf-8")).items()
+    table: settings_from(stored)
+    for table, stored in json.loads(Path(__file__).with_suffix(".json").read_text("utf-8")).items()
 }
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from c4rl.jobs.presets.best import BEST, RECIPES
-from c4rl.jobs.presets.c4 import values_of
+from c4rl.jobs.presets.settings import values_of
 from c4rl.results.catalogue.methods import BC, PROXY, TD3BC, series_of
 from c4rl.results.catalogue.sets import EIGHT, MAZES, THREE
 from c4rl.results.tables import Method, ResultTable
