@@ -19,6 +19,7 @@ from c4rl.jobs.runs import Run
 from c4rl.plugins.c4.behaviour_model import BehaviourModel
 from c4rl.plugins.c4.cluster_sampler import ClusterSampler
 from c4rl.plugins.c4.plugin import C4Config
+from c4rl.plugins.returns import ReturnsConfig
 from c4rl.plugins.seams import Host, Plugin, Plugins
 from c4rl.results.speed import made_up_dataset
 from c4rl.training.launch import Launch
@@ -191,6 +192,14 @@ def test_weights_may_be_refreshed_in_place_and_survive_a_restart() -> None:
     assert abs(chi_square(rising, expected_of(falling[::-1], rising.sum()))) < 4
     advance(clustered, 1, start=3)  # clusters take the new weights up when they are refitted
     assert abs(chi_square(counts_of(clustered), expected_of(falling, rising.sum()))) < 4
+
+
+def test_refreshed_weights_reach_rows_of_the_actor_alone() -> None:
+    launch = launch_of("td3_bc", {"weigher": WeigherConfig("even", period=3), "returns": ReturnsConfig()})
+    for odd in (0, 1):
+        assert launch.actor_sampler is not None
+        assert (launch.actor_sampler.rows(launch.streams, 200) % 2 == odd).all()
+        advance(launch, 3)
 
 
 def test_runs_of_different_length_draw_as_if_alone() -> None:

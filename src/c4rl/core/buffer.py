@@ -83,11 +83,12 @@ class TransitionBuffer:
         """Relative sampling weights of each run's own rows, [R, n]; None: uniform."""
         return reduce(torch.mul, self.weights) if self.weights else None
 
-    def sampler(self, stream: str = "rows") -> "UniformSampler | WeightedSampler":
-        """Draws from all rows of each run, by weight. stream: of random numbers; a second sampler needs another."""
-        if not self.weights:
+    def sampler(self, stream: str = "rows", *factors: Tensor) -> "UniformSampler | WeightedSampler":
+        """Draws from all rows of each run, by weight. stream: of random numbers; a second sampler needs another.
+        factors: more weights [R, n], of this sampler alone."""
+        if not self.weights and not factors:
             return UniformSampler(self, stream)
-        self._weighted = [*self._weighted, WeightedSampler(self, stream)]
+        self._weighted = [*self._weighted, WeightedSampler(self, stream, factors)]
         return self._weighted[-1]
 
     def take_up_weights(self) -> None:
@@ -121,16 +122,15 @@ class UniformSampler:
 class WeightedSampler:
     """Every row of a run's data in proportion to its weight, with replacement."""
 
-    def __init__(self, buffer: TransitionBuffer, stream: str) -> None:
-        self.buffer, self.stream = buffer, stream
+    def __init__(self, buffer: TransitionBuffer, stream: str, factors: tuple[Tensor, ...]) -> None:
+        self.buffer, self.stream, self._factors = buffer, stream, factors
         shape = len(buffer.lengths), int(buffer.lengths.max())
         self._cumulative = torch.zeros(shape, dtype=torch.float64, device=buffer.packed.device)
         self.take_up_weights()
 
     def take_up_weights(self) -> None:
         """Written in place, so that a captured CUDA graph draws by the new weights."""
-        weights = self.buffer.row_weights
-        assert weights is not None
+        weights = reduce(torch.mul, (*self.buffer.weights, *self._factors))
         own = torch.arange(weights.shape[1], device=weights.device) < self.buffer.lengths.unsqueeze(1)
         torch.cumsum(torch.where(own, weights.double(), 0), 1, out=self._cumulative)
 

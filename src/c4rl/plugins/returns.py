@@ -1,13 +1,12 @@
 """Rows of better trajectories more often (return weighting, Hong et al., 2023), fair to cut trajectories."""
 
-from copy import copy
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from c4rl.core.buffer import TransitionBuffer, WeightedSampler
+from c4rl.core.buffer import TransitionBuffer
 from c4rl.core.errors import InputError
 from c4rl.core.options import Options, PerRun, option
 from c4rl.plugins.seams import Host, Plugin, Sampler
@@ -56,12 +55,12 @@ class Returns(Plugin):
         return None if self.chooses_actor_rows else self._weights(buffer)
 
     def attach(self, algorithm: Host, buffer: TransitionBuffer) -> None:
-        self._buffer = copy(buffer)
+        self._buffer = buffer
         if self.chooses_actor_rows:
-            self._buffer.weights = (*buffer.weights, self._weights(buffer))
+            self._actor_weights = self._weights(buffer)
 
     def actor_sampler(self) -> Sampler | None:
-        return WeightedSampler(self._buffer, "returns/rows") if self.chooses_actor_rows else None
+        return self._buffer.sampler("returns/rows", self._actor_weights) if self.chooses_actor_rows else None
 
     @property
     def chooses_actor_rows(self) -> bool:
