@@ -9,6 +9,7 @@ import pytest
 from c4rl.cli.train import config_of
 from c4rl.jobs.config_file import to_json
 from c4rl.training import ray_worker
+from c4rl.training.ray_engine import RayOptions
 from c4rl.training.run_directory import RunDirectory, job_config
 from tests.cli.support import SMALL, run
 
@@ -85,3 +86,9 @@ def test_without_ray_or_a_cluster_one_sentence_and_nothing_is_made(
             out, err = capsys.readouterr()
             assert out == "" and err.count("\n") == 1 and sentence in err, err
     assert not (tmp_path / "job").exists()
+
+
+def test_the_command_that_goes_on_names_the_cluster_and_the_gpus() -> None:
+    folder, command = Path("runs/my job"), "c4rl train --resume 'runs/my job' --engine ray"
+    assert RayOptions().how_to_resume(folder) == command
+    assert RayOptions("head:6379", 0.5).how_to_resume(folder) == f"{command} --address head:6379 --num-gpus 0.5"

@@ -8,7 +8,6 @@ from rich.console import Console
 
 from c4rl.core.declarations import Options, flag_of, option
 from c4rl.core.errors import InputError, Interrupted
-from c4rl.core.files import how_to_resume
 
 if TYPE_CHECKING:
     from c4rl.jobs.config import TrainConfig
@@ -54,7 +53,7 @@ def on_ray(options: "RayOptions", job: "TrainConfig | Path", **how: Any) -> dict
                 return begun
             ((_, end),) = run_jobs([begun], options, console, ray)
     except (SystemExit, BrokenPipeError):  # rich, where nobody reads its output
-        advice = f"; continue with: {how_to_resume(folder)} --engine ray" if folder.exists() else ""
+        advice = f"; continue with: {options.how_to_resume(folder)}" if folder.exists() else ""
         raise Interrupted(f"nobody reads the output any more: launches end at their last checkpoints{advice}") from None
     if isinstance(end, Exception):
         raise end

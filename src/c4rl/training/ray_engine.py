@@ -40,6 +40,12 @@ class RayOptions(NamedTuple):
     num_gpus: float = 0.0
     retries: int = 3
 
+    def how_to_resume(self, folder: Path) -> str:
+        """The command that continues a job on this cluster, for a shell."""
+        given = {"--address": self.address, "--num-gpus": f"{self.num_gpus:g}"}
+        flags = "".join(f" {name} {value}" for name, value in given.items() if value not in ("auto", "0"))
+        return f"{how_to_resume(folder)} --engine ray{flags}"
+
 
 class Job:
     """A job in parts, its folder held by this process."""
@@ -80,9 +86,7 @@ class Job:
         words = {state: sum(part.state == state for part in bad) for state in dict.fromkeys(p.state for p in bad)}
         counts = " and ".join(f"{count} {state}" for state, count in words.items())
         sentence = next((f": {part.sentence}" for part in bad if part.state != "interrupted" and part.sentence), "")
-        given = {"--address": self.options.address, "--num-gpus": f"{self.options.num_gpus:g}"}
-        flags = "".join(f" {name} {value}" for name, value in given.items() if value not in ("auto", "0"))
-        advice = f"continue with: {how_to_resume(self.config.output)} --engine ray{flags}"
+        advice = f"continue with: {self.options.how_to_resume(self.config.output)}"
         raise (Interrupted if words.keys() <= {"interrupted", "queued"} else LaunchesFailed)(
             f"{len(bad)} of {len(self.parts)} launches did not finish ({counts}){sentence}; {advice}"
         )
@@ -250,7 +254,7 @@ def _end(job: Job, check: Callable[[], None]) -> dict[str, Any] | Exception:
     except (InputError, Interrupted, WorkFailed, OSError) as error:
         return error
     except KeyboardInterrupt:
-        advice = f"continue with: {how_to_resume(job.config.output)} --engine ray"
+        advice = f"continue with: {job.options.how_to_resume(job.config.output)}"
         return Interrupted(f"interrupted while ensembles were scored; {advice}")
     finally:
         job.close()
