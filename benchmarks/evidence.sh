@@ -33,7 +33,7 @@ c4-exact-cql|on gradients|on gradients, λ 3
 main|SORL|ReBRAC
 main|TSRL
 alpha
-rows|TD3+BC, 5k rows|CQL + C4, paper, 1k rows|CQL + C4, paper, 3k rows|CQL + C4, paper, 5k rows
+rows|CQL + C4, paper, 1k rows|CQL + C4, paper, 3k rows|CQL + C4, paper, 5k rows
 rows|control: paper, K 1, λ 0, 1k rows|control: paper, K 1, λ 0, 3k rows|control: paper, K 1, λ 0, 5k rows
 c4-screen|control: authors, K 1, λ 0|control: authors-fixed, K 1, λ 0
 cql-plugins

@@ -78,7 +78,7 @@ def run_jobs_on_ray(jobs: Sequence[Job], store: Store, minutes: float, options: 
             try:
                 old = was_begun(output)
                 found = ray_engine.begun_job(output, options) if old else ray_engine.new_job(job.config, options)
-            except InputError as error:
+            except (InputError, OSError) as error:
                 print(f"{output.name}: failed, continuing with the next: {error}")
                 code = 1
                 continue
