@@ -12,7 +12,8 @@ from c4rl.cli.main import main
 
 Arrays = dict[str, np.ndarray]
 
-SMALL = ["--hidden-layers", "2", "--hidden-width", "32", "--batch-size", "64"]
+SMALL_OF_ANY_WIDTH = ["--hidden-layers", "2", "--batch-size", "64"]
+SMALL = [*SMALL_OF_ANY_WIDTH, "--hidden-width", "32"]
 
 
 def logged_arrays(rows: int = 240, observation_dim: int = 5, action_dim: int = 2, seed: int = 0) -> Arrays:
