@@ -73,6 +73,7 @@ def test_orthogonal_initialisation_is_orthogonal() -> None:
     mlp = StackedMLP(stack(0), "critic", (4, 8, 1), initialization="orthogonal")
     w = mlp.weights[0][0, 0]
     torch.testing.assert_close(w @ w.T, 2 * torch.eye(4, dtype=torch.float64))
+    assert mlp.weights[1].norm().item() == pytest.approx(0.01)  # values begin near 0
 
 
 def test_flat_adam_is_torch_adam_and_polyak_is_its_definition() -> None:
@@ -115,3 +116,12 @@ def test_scaled_log_std_starts_at_minus_one_around_the_output() -> None:
     x = torch.zeros(1, 1, 4, dtype=torch.float64)
     raw = policy.mlp(x)[..., 2:]
     torch.testing.assert_close(policy(x).log_std, (raw - 1).clamp(-20, 2))
+
+
+@pytest.mark.parametrize(("form", "low"), [("linear", -5), ("scaled", -20)])
+def test_a_standard_deviation_stays_within_its_bounds(form: str, low: float) -> None:
+    policy = GaussianPolicy(stack(0), "actor", (8,), form)
+    with torch.no_grad():
+        policy.mlp.biases[-1][..., 2:] = torch.tensor([-100.0, 100.0], dtype=torch.float64)
+        log_std = policy(torch.zeros(1, 1, 4, dtype=torch.float64)).log_std
+    assert log_std.flatten().tolist() == [low, 2]

@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.helpers import advance, make_launch, small_config, small_dataset
+from c4rl.algorithms.bc import BC, BCConfig
+from tests.helpers import advance, make_launch, small_config, small_dataset, with_trajectories
 
 
 @pytest.mark.parametrize("loss", ["mse", "likelihood"])
@@ -24,6 +25,14 @@ def test_the_loss_is_the_mean_over_rows_and_dimensions() -> None:
     batch = launch.buffer.gather(launch.sampler.rows(launch.streams, 32))
     expected = float(((launch.algorithm.act(batch.observations) - batch.actions) ** 2).mean())
     assert launch.algorithm.update(batch, 1, batch)["actor_loss"].item() == pytest.approx(expected)
+
+
+def test_the_best_trajectories_are_those_of_the_largest_discounted_return() -> None:
+    data = with_trajectories(small_dataset(200), 100)
+    rewards = np.zeros(200, np.float32)
+    rewards[0], rewards[199] = 1, 1.5  # the second one's comes too late
+    chosen = BC.select_rows(BCConfig(top_fraction=0.5), replace(data, rewards=rewards))
+    assert np.array_equal(chosen.observations, data.observations[:100])
 
 
 def _scaling(data):

@@ -282,6 +282,8 @@ def test_each_run_s_gradient_is_shortened_to_one_half() -> None:
     gradients = [g.flatten(1) for g in optimizer._gradient_views]
     norms = torch.cat(gradients, dim=1).norm(dim=1)
     torch.testing.assert_close(norms, torch.full_like(norms, 0.5), rtol=1e-3, atol=0)
+    optimizer.step(0.01 * sum(p.flatten(1).mean(1) for p in optimizer.parameters))
+    assert torch.cat(gradients, dim=1).norm(dim=1).max() < 0.4, "a short one was made longer"
 
 
 # -- values that cannot be negative

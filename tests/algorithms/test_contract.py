@@ -1,7 +1,10 @@
 """One contract for every algorithm x plug-in."""
 
 import itertools
-from typing import Any
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import fields
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import torch
@@ -13,7 +16,15 @@ from c4rl.jobs.registry import ALGORITHMS, PLUGINS
 from c4rl.plugins.c4.plugin import C4Config
 from c4rl.plugins.layer_norm import LayerNormConfig
 from c4rl.plugins.returns import ReturnsConfig
-from tests.helpers import SMALL_PLUGINS, advance, make_launch, plain_scaling, small_config, small_dataset
+from tests.helpers import (
+    SMALL_PLUGINS,
+    advance,
+    make_launch,
+    plain_scaling,
+    small_config,
+    small_dataset,
+    with_trajectories,
+)
 
 # clusters are refreshed within the few updates of these tests, on projected features and on all of them
 C4_FORMS = [
@@ -124,6 +135,26 @@ class TestEveryAlgorithmWithEveryPlugin:
     def test_the_config_survives_json(self, algorithm, plugins) -> None:
         config = config_of(algorithm, plugins, seeds=(0, 7))
         assert from_json(to_json(config), "here") == config
+
+
+def other_choices() -> Iterator[tuple[str, str, Any]]:
+    """(algorithm, option, a choice that is not the default) of words and switches that need no simulator."""
+    for name, kind in ALGORITHMS.items():
+        for one in fields(kind.config_type):
+            words = get_args(one.type) if get_origin(one.type) is Literal else ()
+            for value in (True, False) if one.type is bool else words:
+                with suppress(InputError):
+                    small_config(name, **{one.name: value})
+                    if value != one.default:
+                        yield name, one.name, value
+
+
+@pytest.mark.parametrize(("algorithm", "option", "value"), list(other_choices()))
+def test_every_choice_makes_a_difference(algorithm: str, option: str, value: Any) -> None:
+    data = with_trajectories(small_dataset(), 10, terminal=True)
+    runs = [advance(make_launch(small_config(algorithm, **own), data), 9) for own in ({}, {option: value})]
+    default, chosen = (run.run_states()[0] for run in runs)
+    assert default.keys() != chosen.keys() or any(not torch.equal(default[name], chosen[name]) for name in default)
 
 
 def test_a_term_for_an_actor_that_takes_none_is_refused() -> None:

@@ -55,7 +55,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_updates_equal_the_equations_written_as_loops(form: str) -> None:
-    algorithm, launch = launch_of(cql_actions=4, **FORMS[form])
+    algorithm, launch = launch_of(cql_actions=4, critic_lr=2e-3, **FORMS[form])
     plain = PlainCQL(algorithm, algorithm.config)
     count = 4 if algorithm.config.max_q_backup != "none" else 1
     for step in (1, 2):
@@ -262,6 +262,12 @@ def test_the_actor_clones_at_first_and_then_climbs_the_critic() -> None:
     first_other_actions, second_other_actions = actor_gradients(False, True)
     assert torch.equal(first, first_other_critic) and not torch.allclose(second, second_other_critic)
     assert torch.equal(second, second_other_actions) and not torch.allclose(first, first_other_actions)
+
+
+def test_dropout_does_not_reach_what_the_critics_learn_from() -> None:
+    whole, thinned = (one_update(launch_of(actor_dropout=share)[1]) for share in (0.0, 0.5))
+    assert [thinned[name] for name in ("cql_gap", "critic_loss")] == [whole["cql_gap"], whole["critic_loss"]]
+    assert thinned["actor_loss"] != whole["actor_loss"]
 
 
 @pytest.mark.parametrize("form", ["the paper's", "threshold on the raw gap", "max of min backup"])

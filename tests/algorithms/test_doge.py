@@ -206,7 +206,13 @@ def test_published_settings_of_single_tasks() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"negative_actions": 0}, {"negative_range": 0.0}, {"multiplier_initial": 0.5}, {"multiplier_minimum": 0.0}],
+    [
+        {"negative_actions": 0},
+        {"negative_range": 0.0},
+        {"multiplier_initial": 0.5},
+        {"multiplier_initial": 101.0},
+        {"multiplier_minimum": 0.0},
+    ],
 )
 def test_settings_without_meaning_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(InputError, match=r"--(negative|multiplier)"):

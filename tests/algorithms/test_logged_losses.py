@@ -8,7 +8,7 @@ from torch import Tensor
 
 from c4rl.core.buffer import Batch
 from c4rl.jobs.registry import ALGORITHMS
-from tests.helpers import make_launch, small_config, sum_of_losses
+from tests.helpers import advance, make_launch, small_config, sum_of_losses
 
 # network -> what its loss is in terms of the metrics, where that is not NETWORK_loss
 LOSSES: dict[tuple[str, str], Any] = {
@@ -53,3 +53,9 @@ def test_what_is_logged_is_what_was_minimised(algorithm: str) -> None:
             torch.testing.assert_close(loss, of(logged), rtol=1e-9, atol=1e-12, msg=name)
             seen.add(name)
     assert seen == set(launch.algorithm.optimizers) - {"multiplier"}
+
+
+def test_a_line_of_the_log_is_the_mean_since_the_last_one() -> None:
+    launch = make_launch(small_config("cql", entropy="fixed", entropy_weight=0.5))
+    for start in (0, 3, 6):
+        assert advance(launch, 3, start).read_metrics()[0]["entropy_weight"] == pytest.approx(0.5)

@@ -11,6 +11,8 @@ from torch import nn
 from c4rl.core.errors import InputError
 from c4rl.core.numpy_policy import NumpyPolicy
 from c4rl.core.optimizers import FlatAdam
+from c4rl.core.policies import dropout_masks
+from c4rl.core.random import Streams
 from c4rl.jobs.registry import ALGORITHMS
 from tests.helpers import advance, make_launch, plain_scaling, small_config, small_dataset
 
@@ -68,6 +70,13 @@ def test_decay_is_that_of_adamw_for_each_run() -> None:
             assert torch.allclose(mine[1], other[1]) is not isinstance(decay, torch.Tensor)
 
 
+@pytest.mark.parametrize("algorithm", ["cql", "iql"])
+def test_only_the_policys_weights_decay(algorithm) -> None:
+    launches = (make_launch(small_config(algorithm, actor_decay=decay)) for decay in (0.0, 1.0))
+    plain, decayed = (advance(launch, 1).algorithm.optimizers for launch in launches)
+    assert [name for name in plain if not torch.equal(plain[name].flat, decayed[name].flat)] == ["actor"]
+
+
 @pytest.mark.parametrize("algorithm", ["bc", "td3_bc", "cql", "iql", "sorl", "tsrl"])
 def test_a_scheduled_step_size_falls_from_whole_to_nothing(algorithm) -> None:
     def flat(schedule: str, updates: int) -> torch.Tensor:
@@ -92,6 +101,14 @@ def test_a_constant_step_size_has_no_table_of_all_updates(monkeypatch: pytest.Mo
     advance(make_launch(small_config("td3_bc", updates=10**9)), 2)
     with pytest.raises(TypeError):
         make_launch(small_config("td3_bc", actor_schedule="cosine"))
+
+
+def test_dropout_keeps_the_mean_of_what_it_thins() -> None:
+    streams = Streams([3], torch.tensor(1), torch.float64)
+    masks = dropout_masks(streams, "masks", 0.25, (64, 64), 500)
+    assert masks is not None and len(masks) == 2
+    for mask in masks:
+        assert mask.unique().tolist() == pytest.approx([0, 4 / 3]) and float(mask.mean()) == pytest.approx(1, abs=0.02)
 
 
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name not in ("bppo", "tsrl", "sorl")])

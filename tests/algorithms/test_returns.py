@@ -33,6 +33,9 @@ def test_a_cut_trajectory_counts_as_if_it_had_gone_on_and_a_short_piece_not_at_a
     returns, _ = fair_returns(torch.ones(103).double(), torch.zeros(103), ids)
     assert returns.tolist() == [100.0, -torch.inf, 2.0]  # below a fiftieth of the longest, and just that long
     assert fair_returns(REWARDS, TERMINALS, IDS, 1.0)[0].tolist() == [100.0, 300.0, 200.0, -torch.inf, 40.0]
+    fallen = TERMINALS.clone()
+    fallen[249] = True  # half-way, where nothing was to follow
+    assert fair_returns(REWARDS, fallen, IDS)[0].tolist() == [100.0, 300.0, 200.0, -torch.inf, 40.0]
 
 
 def test_weights_are_exponential_in_the_return_on_the_scale_of_the_best_or_the_range() -> None:

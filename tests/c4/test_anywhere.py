@@ -570,9 +570,13 @@ c4.penalty(net, net).backward()
 
 def test_batches_drawn_ahead_are_those_of_their_own_update() -> None:
     x = torch.randn(300, 3, generator=torch.Generator().manual_seed(0))
-    critic, target = torch.nn.Linear(3, 1), torch.nn.Linear(3, 1)
-    options = {"config": C4AnywhereConfig(K=3, period=4, mode="exact"), "seed": 2}
+    torch.manual_seed(0)
+    critic, target = Apart(), Apart()  # a linear critic would have a single cluster
+    options = {"config": C4AnywhereConfig(K=3, period=4, mode="exact"), "seed": 2, "action_dim": 1}
     c4, again = (C4Anywhere(critic, target, x, x.roll(-1, 0), torch.ones(300), **options) for _ in range(2))
+    assert (c4.clustering.tables.weights > 0.05).all()
+    for _ in range(5):
+        again.rows(16)  # what it has drawn ahead is not to outlive the state that it is given
     for update in range(1, 13):
         size = 16 if update < 8 else 5
         rows = c4.rows(size)
@@ -583,7 +587,7 @@ def test_batches_drawn_ahead_are_those_of_their_own_update() -> None:
         if update > 6:
             assert torch.equal(again.rows(size), rows)
         with torch.no_grad():
-            critic.weight.mul_(-1.5)  # the next clusters are others
+            critic.body.weight.mul_(-1.5)  # the next clusters are others
 
 
 class Directed(torch.nn.Module):
@@ -620,3 +624,12 @@ def test_the_report_is_that_of_the_clusters_read_back() -> None:
     assert old.report != new.report
     new.load_state_dict(old.state_dict())
     assert new.report == old.report
+
+
+def test_clusters_are_renewed_after_each_period_of_batches() -> None:
+    c4, renewed = outside(Apart(), config={"period": 3}), []
+    for _ in range(8):
+        before = c4.report
+        c4.rows(16)
+        renewed.append(c4.report is not before)
+    assert renewed == [False, False, False, True, False, False, True, False]

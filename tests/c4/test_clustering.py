@@ -6,6 +6,7 @@ from torch import Tensor
 
 from c4rl.core.random import Streams
 from c4rl.plugins.c4.clustering import FIT_ROWS, Clustering, ClusteringConfig
+from c4rl.plugins.c4.gaussian_mixture import fit
 
 ROWS, CLUSTERS = 900, 3
 
@@ -67,3 +68,18 @@ def test_a_row_without_finite_gradients_fails_the_run_although_no_fit_sees_it(ro
     clustering = Clustering(ClusteringConfig(K=2, mode="exact"), [0], [0], [rows], torch.device("cpu"))
     clustering.refresh(lambda at: (y[:, at[0]], y[:, at[0]], valid[:, at[0]]), Streams([0], torch.tensor(0)), 0)
     assert "non finite rows" in clustering.failures()[0][1]
+
+
+@pytest.mark.parametrize(("start", "expected"), [("warm", [10, 2, 2]), ("cold", [10, 10, 10])])
+def test_the_first_fit_and_cold_ones_take_ten_steps(
+    start: str, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[int] = []
+    monkeypatch.setattr(
+        "c4rl.plugins.c4.clustering.fit", lambda *given, **how: steps.append(how["steps"]) or fit(*given, **how)
+    )
+    config = ClusteringConfig(K=CLUSTERS, mode="exact", em_steps=2, mixture_start=start)
+    clustering = Clustering(config, [0], [0], [ROWS], torch.device("cpu"))
+    for index in range(3):
+        refreshed(clustering, index, 1.0, 0.0)
+    assert steps == expected

@@ -56,6 +56,21 @@ def test_a_covariance_that_is_not_positive_gets_the_least_jitter_and_leaves_its_
     torch.testing.assert_close(factors[1, 0].mT @ factors[1, 0], found[1, 0].inverse())
 
 
+def test_a_cluster_counts_as_effective_above_a_fiftieth() -> None:
+    mixture = fit(y := pairs(1, 60, 2, 3), cold_start(y, 4)).mixture
+    weights = torch.tensor([[0.5, 0.46, 0.021, 0.019]], dtype=torch.float64)
+    assert mixture._replace(weights=weights).effective_clusters().tolist() == [3]
+
+
+def test_rounding_noise_of_a_constant_dimension_is_not_blown_up() -> None:
+    y = pairs(1, 200, 3, 2)
+    y[:, :, 1] = 1e6 + 1e-4 * y[:, :, 0].sign()  # less than a millionth of its size
+    fitted = fit(y, cold_start(y, 2))
+    assert fitted.mixture.scale[0, 1] == 1 and not fitted.failed.any()
+    y[:, :, 1] = 1e6
+    torch.testing.assert_close(fit(y, cold_start(y, 2)).responsibilities, fitted.responsibilities)
+
+
 @FULL_AND_DIAGONAL
 def test_a_stack_of_runs_fits_each_run_as_if_alone(covariance: str) -> None:
     y = pairs(3, 700, 6, 3)

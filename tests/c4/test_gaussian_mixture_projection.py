@@ -25,6 +25,7 @@ def test_directions_are_orthonormal_and_their_sign_does_not_depend_on_the_data_s
     g = draw(1, 300, 6) @ draw(1, 6, 6, seed=1)
     projection, mirrored = principal_directions(g, 3), principal_directions(-g, 3)
     torch.testing.assert_close(projection.directions, mirrored.directions)
+    assert (projection.directions.amax(1) == projection.directions.abs().amax(1)).all()  # the largest is positive
     torch.testing.assert_close(
         projection.directions.mT @ projection.directions, torch.eye(3, dtype=g.dtype).expand(1, 3, 3)
     )

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from c4rl import load_policy
+from c4rl.core.action_bounds import ActionBounds
+from c4rl.data.loading import load_for_task
 from c4rl.environments.tasks import get_task
 from tests.cli.support import SMALL, logged_arrays, run, save_npz
 from tests.environments.test_parallel_evaluation import BROKEN_ENVIRONMENTS, random_policy
@@ -80,3 +82,13 @@ def test_an_environments_bounds_hold_for_each_action_and_are_not_rounded_beyond(
     extreme = replace(policy, biases=(*policy.biases[:-1], np.float32([99, 99])))
     np.savez(tmp_path / "extreme.npz", **extreme.arrays())
     assert run("evaluate", tmp_path / "extreme.npz", "--task", task, "--episodes", 1) == 0
+
+
+def test_where_an_environment_has_no_bound_the_files_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "uneven_environments.py").write_text(UNEVEN)
+    monkeypatch.syspath_prepend(tmp_path)
+    logged = logged_arrays(observation_dim=3, action_dim=2)
+    logged["actions"] = np.abs(logged["actions"])
+    data = save_npz(tmp_path / "data.npz", **logged, action_low=-2.0, action_high=2.0)
+    found = load_for_task(data, get_task("gym:uneven_environments:Half-v0"), ActionBounds())
+    assert found.action_low.tolist() == [0, -2] and found.action_high.tolist() == [1, 2]

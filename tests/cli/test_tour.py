@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from c4rl.cli.main import COMMANDS
 from c4rl.results.policies import export_policy
 from tests.cli.support import SMALL, listing, run, save_npz
 
@@ -135,3 +136,14 @@ def test_an_interruption_while_modules_load_is_no_traceback(tmp_path: Path) -> N
         [sys.executable, "-c", start, "tasks"], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}
     )
     assert found.returncode == 130 and found.stderr == "c4rl: interrupted\n"
+
+
+def test_an_interrupted_command_says_so_with_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(arguments: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(COMMANDS, "tasks", interrupted)
+    assert run("tasks") == 130
+    assert capsys.readouterr().err == "c4rl: interrupted\n"

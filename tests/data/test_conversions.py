@@ -163,11 +163,12 @@ def test_a_folder_has_an_id_that_minari_takes(dataset: Dataset, tmp_path: Path) 
 
 def test_the_command_converts_and_takes_subsets(save: Callable[..., Path], tmp_path: Path) -> None:
     source = save(logged_arrays([30, 30, 30]))
-    assert run("data", "convert", source, tmp_path / "thin.hdf5", "--size", 20, "--subset", "thinned") == 0
+    subset = ["--size", 20, "--subset", "thinned", "--subset-seed", 3]
+    assert run("data", "convert", source, tmp_path / "thin.hdf5", *subset) == 0
     found = load_dataset(tmp_path / "thin.hdf5")
     assert len(found) == 20
     (note,) = found.metadata["subset"]
-    assert note.startswith("20 of 90 rows, thinned with seed 0")
+    assert note.startswith("20 of 90 rows, thinned with seed 3")
 
 
 @pytest.mark.parametrize(

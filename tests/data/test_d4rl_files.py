@@ -223,6 +223,17 @@ def test_chunks_of_any_layout_read_as_hdf5_reads_them(
         assert np.array_equal(found.read(np.float32, 3), expected[:, :3].astype(np.float32))
 
 
+def test_a_chunk_that_skips_a_filter_is_read(tmp_path: Path) -> None:
+    """HDF5 leaves out a filter that a chunk has no use for."""
+    values = np.arange(12.0).reshape(6, 2)
+    with h5py.File(tmp_path / "file", "w") as file:
+        stored = file.create_dataset("observations", (6, 2), "f8", chunks=(3, 2), compression="gzip")
+        stored.id.write_direct_chunk((3, 0), values[3:].tobytes(), filter_mask=1)
+        stored[:3] = values[:3]
+    with open_hdf5(tmp_path / "file") as opened:
+        assert np.array_equal(opened.array("observations", "numbers").read(), values)
+
+
 def test_wide_rows_are_read_in_small_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The system reads at most 2 GiB at once."""
     rows = np.arange(2**16 * 40.0).reshape(2**16, 40)

@@ -294,3 +294,10 @@ def test_a_planted_link_does_not_receive_what_is_written(tmp_path: Path) -> None
         temporary.write_text("{}")
     assert target.read_text() == "keep me" and (tmp_path / "new.json").read_text() == "{}"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new.json", "precious"]
+
+
+def test_a_written_file_is_as_public_as_any_other(tmp_path: Path) -> None:
+    (tmp_path / "plain").touch()
+    with replacing(tmp_path / "own.json") as temporary:
+        temporary.write_text("{}")
+    assert (tmp_path / "own.json").stat().st_mode == (tmp_path / "plain").stat().st_mode

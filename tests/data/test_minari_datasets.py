@@ -42,7 +42,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
             terminated = np.zeros(length, dtype=bool)
             terminated[-1] = k == 1
             truncated = np.zeros(length, dtype=bool)
-            truncated[-1] = k == 0  # the third episode just stops
+            truncated[-1] = k == 2  # the first episode just stops
             episodes.append(
                 {
                     "observations": sample(observation_space, length + 1, rng),
@@ -80,6 +80,15 @@ def test_every_row_has_its_true_successor(write: Write, tmp_path: Path) -> None:
     assert np.array_equal(data.action_low, np.full(8, -2.0)) and np.array_equal(data.action_high, np.full(8, 2.0))
     for path in ("made/up-v0", "made/up-v0/data", "made/up-v0/data/main_data.hdf5"):
         assert load_dataset(tmp_path / path).sha256 == data.sha256
+
+
+def test_episodes_are_in_the_order_of_their_numbers(write: Write, tmp_path: Path) -> None:
+    episodes = write(box(5))
+    with h5py.File(tmp_path / "made/up-v0/data/main_data.hdf5", "a") as file:
+        file.move("episode_1", "episode_9")
+        file.move("episode_2", "episode_10")
+    rewards = np.concatenate([episode["rewards"] for episode in episodes])
+    assert np.array_equal(load_dataset("minari:made/up-v0").rewards, np.float32(rewards))
 
 
 def test_maze_dictionaries_become_d4rl_vectors(write: Write) -> None:

@@ -113,6 +113,13 @@ def test_next_actions_without_flags_end_where_trajectories_do(arrays: Make, save
     assert np.array_equal(data.next_actions[:3], raw["actions"][1:4]) and not data.next_actions[3].any()
 
 
+def test_a_terminal_has_no_next_action_whatever_the_file_says(arrays: Make, save: Save) -> None:
+    raw = arrays([4, 3, 2], [False, True, False])
+    data = load_dataset(save(raw, next_actions=raw["actions"], next_action_valid=np.ones(9, bool)))
+    assert np.array_equal(data.next_action_valid, ~raw["terminals"])  # at a cut one may have been logged
+    assert data.next_actions[3].all() and not data.next_actions[6].any()
+
+
 def test_double_precision_and_column_rewards_are_accepted(arrays: Make, save: Save) -> None:
     raw = arrays([5])
     doubles = {name: value.astype(np.float64) for name, value in raw.items()}

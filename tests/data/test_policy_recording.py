@@ -258,6 +258,13 @@ def test_layers_of_different_numbers_of_members_are_refused(name: str, members: 
         read_exported(tmp_path / "policy.npz")
 
 
+def test_observations_are_normalised_and_then_clipped(tmp_path: Path) -> None:
+    scaling = {"obs_mean": np.full(11, 1, np.float32), "obs_std": np.full(11, 2, np.float32)}
+    (policy,) = read_policies(Path(gaussian(tmp_path / "policy.npz", obs_clip=np.float32(0.5), **scaling)), HOPPER)
+    beyond, bound, within = (policy.act(np.full(11, x, np.float32)) for x in (9, 2, 1.5))
+    assert np.array_equal(beyond, bound) and not np.allclose(bound, within)
+
+
 def test_rounding_leads_no_action_beyond_its_bound() -> None:
     """In float32, low + (high - low) is above high for these bounds."""
     low, high = np.array([-3, -3], np.float32), np.array([-0.8, 1.3], np.float32)

@@ -90,6 +90,15 @@ def test_the_terms_logged_in_training_are_those_of_many_directions(launch: Launc
             assert float(logged[f"td_{term}"][place]) == pytest.approx(drawn[term], rel=0.03)
 
 
+def test_the_terms_logged_in_training_leave_out_rows_without_a_next_action(launch: Launch, batch: Batch) -> None:
+    g_next, g = gradient_pairs(launch, batch)
+    valid = torch.ones_like(batch.rewards)
+    valid[:, ::3] = 0
+    masked = expected_td_terms(g_next, g, valid, 0.9)
+    kept = expected_td_terms(g_next[:, :, valid[0] > 0], g[:, :, valid[0] > 0], valid[:, valid[0] > 0], 0.9)
+    assert all(torch.allclose(masked[name], kept[name]) for name in kept)
+
+
 def test_the_gap_vanishes_with_k_and_tells_how(launch: Launch, batch: Batch) -> None:
     for one in describe_td_terms(launch, batch):
         gaps = [point["gap"] for point in one["by_step"]]

@@ -83,6 +83,11 @@ def test_what_sound_data_may_hold_is_no_fault(tmp_path: Path) -> None:
     def jump(arrays: Arrays, columns: int) -> None:
         arrays["next_observations"][limit, :columns] += 50
 
+    def leap(arrays: Arrays, times: float) -> None:
+        here, there = arrays["observations"], arrays["next_observations"]
+        usual = np.quantile(np.abs(there - here), 0.99, axis=0)
+        there[limit, :2] = here[limit, :2] + times * usual[:2]
+
     def terminals(arrays: Arrays, share: float) -> None:
         arrays["terminals"] = np.arange(len(arrays["rewards"])) % 10 < 10 * share
 
@@ -94,6 +99,7 @@ def test_what_sound_data_may_hold_is_no_fault(tmp_path: Path) -> None:
 
     for spoil, sound, wrong, name in (
         (jump, 1, 2, "jumps"),
+        (leap, 5.7, 6.3, "jumps"),
         (terminals, 0.1, 0.6, "too_many_terminals"),
         (narrow, 1, 3, "narrow_actions"),
         (clip, 1.0, 0.5, "clipped_actions"),

@@ -3,12 +3,15 @@
 import io
 import json
 import os
+import re
+import time
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from c4rl.diagnostics.watching import Follower, JobView, render, sparkline
+from c4rl.training.display import number
 from tests.cli.support import SMALL, listing, run, save_npz
 from tests.diagnostics.folders import make_folder
 
@@ -49,6 +52,14 @@ def test_a_running_job_gets_on(tmp_path: Path) -> None:
     assert view.update == 1000 and (view.speed() or 0) > 0
     assert view.runs[1].scores == [float(step + 1) for step in range(1, 11)]
     assert "updates/s" in shown(view)
+
+
+def test_the_time_left_is_that_of_the_updates_left(tmp_path: Path) -> None:
+    view = JobView(make_folder(tmp_path / "job", updates=1000))
+    view.poll()
+    view.total, view._first = 4000, (time.monotonic() - 5000, 500)  # ten seconds an update
+    left = re.search(r"([\d,]+) s left", shown(view))
+    assert left is not None and float(left[1].replace(",", "")) == pytest.approx(30_000, rel=0.01)
 
 
 def test_a_resumed_job_is_read_again(tmp_path: Path) -> None:
@@ -102,6 +113,15 @@ def test_a_narrow_terminal_cuts_no_number(width: int, tmp_path: Path) -> None:
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert all(f" {words} " in text for words in ("10", "11", "seed", "best"))
     assert " training " in text or " done " in text
+
+
+def test_of_errors_the_least_is_the_best(tmp_path: Path) -> None:
+    job = make_folder(tmp_path / "job", task=("none",))
+    metrics = job / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"score"', '"held_out_action_rmse"'))  # from 1 to 10
+    view = JobView(job)
+    view.poll()
+    assert f" {number(10)} │ {number(1)} " in " ".join(shown(view).split())
 
 
 def test_sparklines() -> None:

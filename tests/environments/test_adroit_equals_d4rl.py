@@ -187,6 +187,15 @@ def test_a_nail_and_a_ball_are_paid_by_how_far_they_are_from_their_goals() -> No
         assert relocate._reward() == pytest.approx(1 - distance if lifted else 0)
 
 
+def test_a_door_is_paid_by_how_far_it_is_open() -> None:
+    door: Any = adroit("door")
+    door.reset(seed=0)
+    door._velocity[:], door._palm[:] = 0, door._handle
+    for opened, bonus in ((0.19, 0), (0.21, 2), (0.99, 2), (1.01, 10), (1.34, 10), (1.36, 20)):
+        door._position[door._hinge] = opened
+        assert door._reward() == pytest.approx(bonus - 0.1 * (opened - 1.57) ** 2)
+
+
 def rotation(x: float, y: float, z: float) -> np.ndarray:
     about_x = [[1, 0, 0], [0, np.cos(x), -np.sin(x)], [0, np.sin(x), np.cos(x)]]
     about_y = [[np.cos(y), 0, np.sin(y)], [0, 1, 0], [-np.sin(y), 0, np.cos(y)]]

@@ -1,5 +1,6 @@
 """Locomotion is D4RL's: its logged rows, whole episodes and returns come out again, and steps are gymnasium's own."""
 
+import itertools
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from gymnasium.wrappers import TimeLimit
 
-from c4rl.environments.locomotion import gymnasium_environment
+from c4rl.environments.locomotion import _ROBOTS, gymnasium_environment
 from c4rl.environments.making import make_environment
 from c4rl.environments.tasks import get_task
 
@@ -38,6 +39,21 @@ def test_steps_equal_gymnasiums_own_class_bit_for_bit(robot: str) -> None:
             assert reward == expected[1]
             assert ends == [expected[2], expected[3]]
             done = any(ends)
+
+
+@pytest.mark.parametrize("robot", ["hopper", "walker2d", "ant"])
+def test_a_robot_stands_as_long_as_gymnasium_calls_it_healthy(robot: str) -> None:
+    """On both sides of every bound of heights and angles."""
+    name = str(get_task(f"{robot}-medium-v2").environment)
+    stands, theirs = _ROBOTS[name].stands, gymnasium_environment(name).unwrapped
+    assert stands is not None
+    edges = [bound + side * 1e-6 for bound in (-1.0, -0.2, 0.2, 0.7, 0.8, 1.0, 2.0) for side in (-1, 1)]
+    found = set()
+    for first, second, speed in itertools.product(edges, edges, (0.0, 101.0)):
+        theirs.data.qpos[1:3], theirs.data.qvel[0] = (first, second), speed
+        assert stands(theirs.data.qpos, theirs.data.qvel) == theirs.is_healthy
+        found.add(bool(theirs.is_healthy))
+    assert found == {True, False}
 
 
 @pytest.mark.parametrize("robot", ROBOTS)

@@ -16,6 +16,7 @@ from gymnasium.wrappers import TimeLimit
 
 from c4rl.core.errors import InputError, WorkFailed
 from c4rl.core.numpy_policy import NumpyPolicy
+from c4rl.core.worker_process import WorkerProcess
 from c4rl.data.loading import environment_bounds
 from c4rl.environments import evaluation
 from c4rl.environments.episodes import episode_return, episode_returns, rollout
@@ -290,6 +291,23 @@ def test_closing_ends_the_workers_and_fails_what_is_unfinished() -> None:
         future.result(timeout=0)
     with pytest.raises(RuntimeError, match="is closed"):
         pool.submit([random_policy(task, 0)], 1, seed=0)
+
+
+def test_what_a_worker_has_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "worker_with_a_child.py").write_text(
+        "import subprocess\n"
+        "from c4rl.core.worker_process import Parent\n"
+        "def serve():\n"
+        "    child, parent = subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL), Parent()\n"
+        "    for _ in parent.requests():\n"
+        "        parent.answer({'child': child.pid})\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    worker = WorkerProcess("worker_with_a_child", {})
+    child = worker.reply()[0]["child"]
+    assert _alive(child)
+    worker.stop()
+    assert _wait_for_death([child])
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])

@@ -43,6 +43,30 @@ def test_random_and_expert_returns_score_0_and_100() -> None:
         np.testing.assert_allclose(task.normalise([task.reference_min, task.reference_max]), [0, 100], atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [
+        ("hopper-medium-v2", -20.272305, 3234.3),
+        ("halfcheetah-medium-v2", -280.178953, 12135.0),
+        ("walker2d-medium-v2", 1.629008, 4592.3),
+        ("ant-medium-v2", -325.6, 3879.7),
+        ("maze2d-open-v0", 0.01, 20.66),
+        ("maze2d-umaze-v1", 23.85, 161.86),
+        ("maze2d-medium-v1", 13.13, 277.39),
+        ("maze2d-large-v1", 6.7, 273.99),
+        ("pen-human-v1", 96.262799, 3076.833102),
+        ("hammer-human-v1", -274.856578, 12794.134825),
+        ("door-human-v1", -56.512833, 2880.569309),
+        ("relocate-human-v1", -6.425911, 4233.877798),
+        ("antmaze-umaze-v2", 0, 1),
+        ("kitchen-mixed-v0", 0, 4),
+    ],
+)
+def test_references_are_those_of_d4rls_infos(name: str, low: float, high: float) -> None:
+    task = get_task(name)
+    assert (task.reference_min, task.reference_max) == (pytest.approx(low, rel=1e-7), pytest.approx(high, rel=1e-7))
+
+
 def test_sparse_and_dense_mazes_have_their_own_references() -> None:
     assert get_task("maze2d-umaze-v1").normalise(161.86) == pytest.approx(100)
     assert get_task("maze2d-umaze-dense-v1").normalise(193.66286) == pytest.approx(100)

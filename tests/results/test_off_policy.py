@@ -73,6 +73,16 @@ def test_simulator_scores_stand_beside_the_values(
         assert found["rank_correlation"] == pytest.approx(sign)
         assert [row["score"] for row in found["policies"]] == [scores[name] for name in order]
         assert f"rank correlation of values with simulator scores: {sign:.2f} of the ranked" in capsys.readouterr().out
+    scores[order[0]] = None  # two say nothing
+    assert judged(job, output=tmp_path / "two.json")["rank_correlation"] is None
+
+
+@pytest.mark.parametrize("reward", [1, -1])
+def test_values_that_still_rise_or_fall_are_not_called_settled(job: Path, reward: int, tmp_path: Path) -> None:
+    data = save_npz(tmp_path / "alike.npz", rewards=np.full(240, reward, np.float32))
+    rows = judged(job, "--dataset", data, output=tmp_path / "m.json")["policies"]
+    assert all(any("not settled: moved by" in sentence for sentence in row["warnings"]) for row in rows)
+    assert all(row["value"] * reward > 0 for row in rows)
 
 
 def test_policies_that_leave_the_data_are_named(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,7 @@ from c4rl.jobs.runs import runs_of
 from c4rl.results.bench_minutes import Minutes, cheap_first, list_jobs, minutes_of
 from c4rl.results.bench_runs import add_finished, run_jobs
 from c4rl.results.bench_tables import check_data, missing_jobs
-from c4rl.results.entries import _ensembles, entries_of
+from c4rl.results.entries import _ensembles, _watched, entries_of
 from c4rl.results.speed_tables import Rate, measured_rates
 from c4rl.results.store import Store, determinants, identity
 from c4rl.results.tables import Method, fill, recording_of
@@ -161,6 +161,11 @@ def test_an_entry_keeps_what_its_run_logged_of_the_method(trained: Trained) -> N
         assert (len(clusters) > 0) == ("K" in names)
     assert list(updates) == [10, 20]
     assert all(1 <= count <= 5 for count in clusters)
+
+
+def test_what_was_logged_at_an_evaluation_belongs_to_it() -> None:
+    records = [{"update": update, "q": float(update)} for update in (5, 10, 15, 20)]
+    assert _watched(records, [10, 20]) == {"q": [[10, 7.5], [20, 17.5]]}
 
 
 def test_the_same_run_is_stored_once(trained: Trained, copied: Store) -> None:

@@ -128,6 +128,7 @@ def test_an_update_is_that_of_the_publication() -> None:
     packed[:, 8:10] = 0
     packed[:, -2] = (packed[:, -2] > 0).double()
     batch = TransitionBuffer(packed, torch.zeros(16), (3, 2), [16]).gather(torch.arange(16)[None])
+    assert sac.temperature.log.item() == 0  # α begins at 1
     sac.temperature.log.data.fill_(-0.7)
     with torch.no_grad():
         for p in sac.target_critic.parameters():  # as later in training: the target is another network

@@ -48,6 +48,17 @@ def test_a_job_is_trained_and_scored(algorithm: str, plugins: str, maze_data: Pa
     assert run("evaluate", tmp_path / "job", "--episodes", "1") == 0
 
 
+def test_a_stage_that_ends_between_two_lines_of_the_log_is_logged_to_its_end(plain_data: Path, tmp_path: Path) -> None:
+    data = ["--dataset", plain_data, "--task", "none", "--log-every", 4, "--eval-every", 100]
+    job = ["train", *flags("tsrl", dynamics_updates=6, updates=6), *STEADY, *data, "--output", tmp_path / "job"]
+    assert run(*job) == 0
+    found = {kind: [] for kind in ("dynamics_loss", "critic_loss")}
+    for line in metric_lines(tmp_path / "job"):
+        for kind in found.keys() & line.keys() if line["seed"] == 0 else ():
+            found[kind].append(line["update"])
+    assert found == {"dynamics_loss": [4, 6], "critic_loss": [8, 12]}
+
+
 @pytest.mark.parametrize("algorithm", STAGES)
 def test_killed_within_and_between_stages(algorithm: str, plain_data: Path, tmp_path: Path) -> None:
     every = ["--log-every", 10, "--eval-every", 30, "--checkpoint-every", 7]

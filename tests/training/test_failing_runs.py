@@ -12,7 +12,7 @@ import torch
 import c4rl.training.trainer as trainer
 from c4rl.data.packing import pack_datasets
 from c4rl.jobs.runs import runs_of
-from c4rl.training.checkpoint import Progress, load_checkpoint
+from c4rl.training.checkpoint import Progress, load_checkpoint, policy_updates
 from c4rl.training.launch import Launch, RunState, launches_of
 from c4rl.training.records import best_records
 from tests.cli.support import (
@@ -154,7 +154,7 @@ def test_a_stopped_run_stays_stopped_when_the_job_is_resumed(plain_data: Path, t
 def test_a_stopped_run_is_scored_as_it_was_kept(
     maze_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ["--eval-every", "30", "--eval-episodes", "1", "--seeds", "1", "0"]
+    flags = ["--eval-every", "30", "--eval-episodes", "1", "--seeds", "1", "0", "--ensemble", "1"]
     folder = tmp_path / "job"
     with pytest.MonkeyPatch.context() as monkeypatch:
         poison(monkeypatch, seed=1, at=33)
@@ -166,6 +166,8 @@ def test_a_stopped_run_is_scored_as_it_was_kept(
     result, kept = summary(folder), summary(short)
     assert result["last"]["returns"][0] == kept["last"]["returns"][0]
     assert result["last"]["returns"][1] != kept["last"]["returns"][1]
+    assert policy_updates(folder / "policy_last.safetensors") == {1: 28, 0: 60}
+    assert result["ensemble"]["scores"] == pytest.approx(result["last"]["scores"][1:])  # of sound runs alone
     assert np.isfinite(result["last"]["mean"]) and np.isfinite(result["best"]["mean"])
     capsys.readouterr()
     assert run("evaluate", folder, "--episodes", "1", "--json", tmp_path / "scores.json") == 1
@@ -230,3 +232,9 @@ def test_a_score_that_is_no_number_is_never_the_best() -> None:
     records = [{"seed": 0, "update": i, "score": score} for i, score in enumerate([np.nan, 3.0, 5.0, np.nan, 4.0])]
     (best,) = best_records(records).values()
     assert best["score"] == 5
+
+
+def test_of_equal_scores_the_first_is_the_best() -> None:
+    """Success rates are often equal."""
+    records = [{"seed": 0, "update": i, "score": score} for i, score in enumerate([0.5, 1.0, 1.0])]
+    assert best_records(records)[0]["update"] == 1

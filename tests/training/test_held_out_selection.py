@@ -172,6 +172,8 @@ def test_the_table_of_criteria_shows_what_each_is_worth(monkeypatch: pytest.Monk
     assert found["least held-out action error"] == ("45.0", "71%")  # 30 and 60: 25 of the gap of 35
     assert found["least held-out TD error"] == ("35.0", "43%")
     assert found["mean of the second half"][0] == "27.5"
+    ended_best = (made_up_entry([10, 50], [0.2, 0.1], [2, 1], 0),)
+    assert {row[-1] for row in criteria_rows(table, {("BC", task): Cell(ended_best)})[1:]} == {"–"}  # there is no gap
     table = ResultTable("made-up", "Made up", (method,), (task, "gym:Other-v0"))
     monkeypatch.setattr(tables, "datasets", lambda: {name: {} for name in table.tasks})
     filled = {("BC", task): Cell(entries), ("BC", "gym:Other-v0"): Cell(entries[:1])}  # one run more of one set

@@ -20,6 +20,7 @@ from c4rl.jobs.runs import dataset_labels, launch_groups, run_config, runs_of
 from c4rl.plugins.c4.clustering import FIT_ROWS
 from c4rl.plugins.c4.plugin import C4Config
 from c4rl.results.speed import made_up_dataset
+from c4rl.training.evaluation import HeldOutEvaluation
 from c4rl.training.launch import Launch
 from tests.cli.support import SMALL, assert_same_tensors, logged_arrays, metric_lines, run, save_npz, summary, tensors
 from tests.helpers import CPU, advance, plain_scaling, small_config
@@ -74,6 +75,18 @@ def test_a_stack_of_datasets_is_each_alone(form: str) -> None:
             if key.endswith("sampler.pool"):  # rows of a buffer in which the dataset begins elsewhere
                 tensor = tensor + sum(LENGTHS[: one.dataset])
             torch.testing.assert_close(states[one.key][key], tensor, rtol=1e-9, atol=1e-12, msg=f"{one.key}: {key}")
+
+
+def test_errors_are_means_over_the_rows_of_each_runs_own_dataset() -> None:
+    config = config_of("td3_bc", seeds=(7,))
+    buffer = buffer_of(0, 1, 2)
+    runs = launch_groups(config, runs_of(config), LENGTHS, GPU)[0]
+    together = HeldOutEvaluation((), buffer, lambda: None)([Launch(config, runs, buffer, CPU, torch.float64)])
+    assert len(together) == 3
+    for one in runs:
+        own = buffer_of(one.dataset)
+        launch = Launch(run_config(config, one), [7], own, CPU, torch.float64)
+        assert together[one.key] == pytest.approx(HeldOutEvaluation((), own, lambda: None)([launch])[7])
 
 
 def test_every_dataset_has_its_own_values() -> None:
@@ -147,6 +160,7 @@ def test_a_switch_turned_off_replaces_a_presets_values() -> None:
         (["--K", "4"], (), ("alpha=1,2",)),
         (["--sweep", "K=1,2"], (), ("K=1,2",)),
         (["--by-dataset", "alpha=3,4"], ("K=2,3", "alpha=3,4"), ()),
+        (["--plugins", "none"], (), ()),
     ],
 )
 def test_flags_win_over_what_a_stored_job_swept(

@@ -251,3 +251,13 @@ def test_names_that_no_folder_can_have_are_refused() -> None:
     assert len(runs_of(with_letters(230))) == 4
     with pytest.raises(InputError, match=r"found a run whose name has 265 bytes, expected at most 255: a{248},"):
         runs_of(with_letters(248))
+
+
+def test_stages_of_different_lengths_are_refused() -> None:
+    forms: list[dict[str, Any]] = [
+        {"sweep": ("value_updates=2,3",)},
+        {"points": ("value_updates=2", "value_updates=3")},
+    ]
+    for form in forms:
+        with pytest.raises(InputError, match=r"value_updates=3 changes the length of a stage"):
+            small_config("bppo", **form)
