@@ -31,7 +31,6 @@ class Task:
     horizon: int  # steps after which an episode is cut
     observation_dim: int | None  # None: whatever the data hold
     action_dim: int | None
-    evaluation_episodes: int
     samples: int | None = None  # of the published dataset
     trajectories: int | None = None
     reference_min: float | None = None  # mean return of a random policy
@@ -102,7 +101,7 @@ def _locomotion() -> Iterable[Task]:
         for quality, (samples, trajectories) in zip(_QUALITIES, _LOCOMOTION_DATA[robot], strict=True):
             yield Task(
                 f"{robot}-{quality}-v2", "locomotion", environment, 1000, observations, actions,
-                10, samples, trajectories, low, high,
+                samples, trajectories, low, high,
             )  # fmt: skip
 
 
@@ -111,14 +110,14 @@ def _maze2d() -> Iterable[Task]:
         for dense in (False, True):
             low, high = references[2:] if dense else references[:2]
             name = f"maze2d-{maze}{'-dense' if dense else ''}-{version}"
-            yield Task(name, "maze2d", maze, horizon, 4, 2, 100, samples, trajectories, low, high, dense)
+            yield Task(name, "maze2d", maze, horizon, 4, 2, samples, trajectories, low, high, dense)
 
 
 def _antmaze() -> Iterable[Task]:
     for maze, (version, horizon, trajectories) in _ANTMAZE.items():
         yield Task(
             f"antmaze-{maze}-{version}", "antmaze", maze.partition("-")[0], horizon, 29, 8,
-            100, 10**6, trajectories, 0.0, 1.0,
+            10**6, trajectories, 0.0, 1.0,
         )  # fmt: skip
 
 
@@ -127,13 +126,13 @@ def _adroit() -> Iterable[Task]:
         for kind, (samples, trajectories) in zip(("human", "cloned", "expert"), data, strict=True):
             yield Task(
                 f"{tool}-{kind}-v1", "adroit", tool, horizon, observations, actions,
-                10, samples, trajectories, low, high,
+                samples, trajectories, low, high,
             )  # fmt: skip
 
 
 def _kitchen() -> Iterable[Task]:
     for kind, samples in _KITCHEN.items():
-        yield Task(f"kitchen-{kind}-v0", "kitchen", kind, 280, 60, 9, 10, samples, None, 0.0, 4.0)
+        yield Task(f"kitchen-{kind}-v0", "kitchen", kind, 280, 60, 9, samples, None, 0.0, 4.0)
 
 
 TASKS: dict[str, Task] = {
@@ -141,8 +140,8 @@ TASKS: dict[str, Task] = {
 }
 _ALIASES = {re.sub(r"-v\d+$", "", name): name for name in TASKS}
 # where AntMaze's behaviour agent learns; not in the table, since nobody has data of it
-GOAL_ANT = Task("goal-ant", "antmaze", "open floor", 500, 29, 8, 10)
-_NO_TASK = Task("none", "none", None, 0, None, None, 0)
+GOAL_ANT = Task("goal-ant", "antmaze", "open floor", 500, 29, 8)
+_NO_TASK = Task("none", "none", None, 0, None, None)
 
 
 def get_task(name: str) -> Task:
@@ -173,7 +172,7 @@ def _gym_task(name: str) -> Task:
 
     environment = name.removeprefix("gym:")
     observation_dim, action_dim, horizon = gym_dimensions(environment)
-    return Task(name, "gym", environment, horizon, observation_dim, action_dim, 10)
+    return Task(name, "gym", environment, horizon, observation_dim, action_dim)
 
 
 def missing(task: Task) -> str | None:
