@@ -78,12 +78,10 @@ class NoOptions(Options):
 class OwnActorRows(Plugin):
     """Uniform rows of its own for the actor."""
 
+    mixes_datasets = True
+
     def __init__(self, options: NoOptions | None = None) -> None:
         pass
-
-    @classmethod
-    def launch_key(cls, options: Any, rows: int, data: int) -> int:
-        return 0
 
     def attach(self, algorithm: Host, buffer: TransitionBuffer) -> None:
         self.own = UniformSampler(buffer, "actor_rows")

@@ -613,6 +613,7 @@ def test_a_critic_need_not_be_defined_at_a_missing_next_action(mode: str) -> Non
     penalty = c4.penalty(critic, critic)
     penalty.backward()
     assert penalty.isfinite() and critic.body.weight.grad.isfinite().all()
+    assert all(value.isfinite().all() for value in c4.report.values())
 
 
 def test_the_report_is_that_of_the_clusters_read_back() -> None:
@@ -624,6 +625,8 @@ def test_the_report_is_that_of_the_clusters_read_back() -> None:
     assert old.report != new.report
     new.load_state_dict(old.state_dict())
     assert new.report == old.report
+    new.load_state_dict({name: part for name, part in old.state_dict().items() if not name.startswith("report.")})
+    assert new.report == old.report  # an earlier version kept none with its state
 
 
 def test_clusters_are_renewed_after_each_period_of_batches() -> None:

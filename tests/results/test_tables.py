@@ -101,6 +101,13 @@ def test_tables_say_which_runs_were_not_fp32_and_which_stopped(copied: Store, tr
     assert "†" not in caption(table, fill(table, trained.store), "late")
 
 
+def test_a_caption_explains_equal_runs_where_cells_of_them_are_shown() -> None:
+    table = get_table("antmaze")
+    filled = fill(table, Store(Path("results/store")))
+    for which, shown in (("late", True), ("differences", True), ("curve", False)):
+        assert ("± 0.0: all runs" in caption(table, filled, which)) == shown
+
+
 def test_a_caption_counts_runs_where_many_methods_differ_in_precision(copied: Store) -> None:
     for path in copied.folder.glob("*/*seed0*"):
         entry = json.loads(path.read_text())

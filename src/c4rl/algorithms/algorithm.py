@@ -95,7 +95,7 @@ class Algorithm(ABC):
     has_actor_term: ClassVar[bool] = True  # whether plug-ins may add to the actor's loss
     has_one_policy: ClassVar[bool] = True  # whether `actor` is the one network that acts
     runs_together_on_cpu: ClassVar[int] = 8  # the number of runs per launch that is fastest there
-    mixes_datasets: ClassVar[bool] = False  # runs on different data may share a launch
+    mixes_datasets: ClassVar[bool] = False  # with an `attach` of its own: runs on different data may share a launch
     remembered: ClassVar[tuple[str, ...]] = ()  # metrics that only some updates have; `last` keeps them in between
     actor: Policy
 
@@ -195,7 +195,7 @@ class Algorithm(ABC):
     def launch_key(cls, config: Any, rows: int, data: int) -> Hashable:
         """Runs with equal keys may share a launch. data: number of the run's dataset, which has this many rows.
 
-        An algorithm that reads more than batches overrides this if runs on different datasets may share a launch.
+        An algorithm that reads more than batches sets `mixes_datasets` if runs on different datasets may share one.
         """
         return 0 if cls.mixes_datasets or cls.attach is Algorithm.attach else data
 

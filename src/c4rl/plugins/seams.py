@@ -75,7 +75,7 @@ class Plugin:
     needs_critic: ClassVar[bool] = False
     needs_policy: ClassVar[bool] = False  # one network that acts, with a loss to add to
     monitored: ClassVar[bool] = False  # its runs log the cross-covariance
-    mixes_datasets: ClassVar[bool] = False  # runs on different data may share a launch
+    mixes_datasets: ClassVar[bool] = False  # with an `attach` of its own: runs on different data may share a launch
     period: int | None = None  # updates between two calls of `refresh`
 
     @classmethod

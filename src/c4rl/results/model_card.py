@@ -41,8 +41,8 @@ def model_metadata(found: Provenance) -> dict[str, str]:
     if len(found.members) > 1:
         facts |= {"score": str(found.together().get("mean", "not measured"))}
         return facts | {"score_of_members": json.dumps([record.get("score") for record in evaluations])}
+    facts |= {"update": str(found.updates[found.members[0].key])}
     for record in evaluations:
-        facts |= {"update": str(record["update"])}
         facts |= {name: str(record[name]) for name in filter(is_result, record)}
     return facts
 

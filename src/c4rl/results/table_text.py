@@ -40,19 +40,16 @@ def caption(table: ResultTable, filled: Filled, which: str) -> str:
     cells = [(m, t, cell) for m in table.methods for t in table.tasks if (cell := filled.get((m.label, t)))]
     if plain and any(is_far(table, m, t, cell, which) for m, t, cell in cells):
         parts.append(f"{FAR_MARK}: more than {FAR} of the paper's standard deviations from its mean")
-    if any(_all_equal(cell.values(_of_each(which), table.quantity)) for _, _, cell in cells):
-        parts.append("± 0.0: all runs of the cell are equal, so their spread says nothing of its error")
+    # views of means over sets show no such cell
+    shown = which if plain else "late" if which == "differences" else None
+    if shown is not None and any(_all_equal(cell.values(shown, table.quantity)) for _, _, cell in cells):
+        parts.append("± 0.0: all runs of the cell gave the same number, which does not make it exact")
     parts.append(left_out(table, filled))
     if len(evaluations := sorted({len(entry.updates) for _, _, cell in cells for entry in cell.entries})) > 1:
         parts.append(f"runs have {_either(evaluations)} evaluations")
     if any(entry.data["stopped"] for _, _, cell in cells for entry in cell.entries):
         parts.append(f"{MARK}: some runs failed and are scored as of their last good state")
     return f"{table.title}. {'; '.join(part for part in parts if part)}. {table.note}".rstrip()
-
-
-def _of_each(which: str) -> str:
-    """The number of each run that a table is about."""
-    return which if which in OF_A_RUN else "late"
 
 
 def _all_equal(values: np.ndarray) -> bool:

@@ -46,7 +46,7 @@ class Scorekeeper:
         self.best = Choice(scores_more)
         self.pending = PendingEvaluations()
         device = buffer.packed.device
-        # on a CPU the two would compete for cores
+        # on a CPU, evaluations and updates would compete for cores
         self.in_background = {"yes": True, "no": False, "auto": device.type == "cuda"}[config.eval_in_background]
         self.simulator: SimulatorEvaluation | None = None
         self.held_out: HeldOutEvaluation | None = None

@@ -214,8 +214,7 @@ class C4Anywhere:
             if td_loss is not None and td_loss.numel() != 1:
                 raise InputError(f"C4Anywhere: td_loss has shape {list(td_loss.shape)}, expected one number, a mean")
             td_loss = td_loss.reshape(1, 1).to(self.dtype) if td_loss is not None else None
-            # a critic need not be defined at the 0 that stands for a missing next action: 0 times NaN is NaN
-            g, g_next = g.to(self.dtype), g_next.to(self.dtype).masked_fill(~self.valid[rows].unsqueeze(1), 0)
+            g, g_next = g.to(self.dtype), self._where_defined(g_next.to(self.dtype), rows)
             with torch.autocast(self.x.device.type, enabled=False):  # C is a small difference of large sums
                 weighted = self.weighted_penalty(g_next[None], g[None], self.valid[rows][None], td_loss).sum()
         self.report["c4_penalty"] = weighted.detach()
@@ -248,7 +247,8 @@ class C4Anywhere:
             tensor.copy_(state[name])
         self._updates, self._clustered_at = int(state["updates"]), int(state["clustered_at"])
         self._rows = state["rows"].to(self.x.device) if "rows" in state else None
-        self.report = {name[7:]: state[name].clone() for name in state if name.startswith("report.")}
+        report = {name.removeprefix("report."): state[name] for name in state if name.startswith("report.")}
+        self.report |= {name: tensor.clone().to(self.x.device) for name, tensor in report.items()}
         self._ahead = None
         self.step.fill_(self._updates)
 
@@ -274,7 +274,8 @@ class C4Anywhere:
             with torch.autocast(kind, enabled=autocast, cache_enabled=False):
                 g_next = self._gradients(self.target, self.x_next[rows[0]], create_graph=False)
                 g = self._gradients(self.critic, self.x[rows[0]], create_graph=False)
-            return g_next.unsqueeze(0).to(dtype), g.detach().unsqueeze(0).to(dtype), self.valid[rows]
+            g_next = self._where_defined(g_next.to(dtype), rows[0])
+            return g_next.unsqueeze(0), g.detach().unsqueeze(0).to(dtype), self.valid[rows]
 
         # batches may be drawn in any mode; statistics need gradients (exact) and all digits
         with torch.inference_mode(False), torch.autocast(kind, enabled=False):
@@ -283,6 +284,11 @@ class C4Anywhere:
         self._ahead = None
         for step, reason in self.clustering.failures().values():
             raise RuntimeError(f"update {step}: {reason}")
+
+    def _where_defined(self, g_next: Tensor, rows: Tensor) -> Tensor:
+        """[..., B, m] with 0 for rows without a next action: a critic need not be defined at the 0 that stands for it,
+        and 0 times NaN is NaN."""
+        return g_next.masked_fill(~self.valid[rows].unsqueeze(1), 0)
 
     def _gradients(self, critic: CriticFunction, x: Tensor, create_graph: bool) -> Tensor:
         critic = unwrapped(critic)
