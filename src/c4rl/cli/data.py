@@ -139,7 +139,8 @@ def convert(arguments: Arguments) -> int:
         found = SUBSETS[flags.subset](found, flags.size, flags.subset_seed)
     if task.name != "none":
         found = replace(found, metadata={**found.metadata, "task": task.name})
-    path = write_dataset(found, output, flags.format)
+    with Console(stderr=True).status(f"writing {len(found):,} rows"):
+        path = write_dataset(found, output, flags.format)
     print(f"wrote {len(found):,} rows in {int(found.trajectory_ids[-1]) + 1:,} trajectories to {path}")
     return 0
 

@@ -40,7 +40,9 @@ def doctor(arguments: Arguments) -> int:
 
     task = get_task(flags.task)
     dataset = load_for_task(flags.dataset, task, flags)
-    found = examine(dataset, task, flags.probe, flags.seconds)
+    probe = f", with a probe of at most {flags.seconds:g} s" if flags.probe else ""
+    with Console(stderr=True).status(f"examining {len(dataset):,} rows{probe}"):
+        found = examine(dataset, task, flags.probe, flags.seconds)
     if flags.html is not None:
         write_page(found, flags.html)
     if flags.json:

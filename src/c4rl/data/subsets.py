@@ -18,6 +18,7 @@ from c4rl.core.array import Array
 from c4rl.core.errors import InputError
 from c4rl.core.subset_kinds import SubsetKind
 from c4rl.data.assembly import ends_of, number_trajectories
+from c4rl.data.checks import row_blocks
 from c4rl.data.dataset import Dataset
 
 
@@ -212,7 +213,17 @@ REGIONS = 64
 def _scaled(observations: Array) -> Array:
     """Each column in units of its standard deviation; constant columns become 0."""
     spread = observations.std(axis=0, dtype=np.float64)
-    return (observations / np.where(spread > 0, spread, np.inf)).astype(np.float32)
+    out, spread = np.empty(observations.shape, np.float32), np.where(spread > 0, spread, np.inf)
+    for rows in row_blocks(len(out)):
+        out[rows] = observations[rows] / spread
+    return out
+
+
+def _distances(states: Array, centre: int) -> Array:
+    """Of each state from one of them; in blocks that stay in the cache."""
+    return np.concatenate(
+        [np.linalg.norm(states[rows] - states[centre], axis=1) for rows in row_blocks(len(states), 1 << 13)]
+    )
 
 
 def _pieces(dataset: Dataset, rows: Array, note: str) -> Dataset:
@@ -232,7 +243,7 @@ def thinned_subset(dataset: Dataset, size: int, seed: int) -> Dataset:
     nearest, distances = np.zeros(len(dataset), np.int64), np.full(len(dataset), np.inf)
     centre = int(generator.integers(len(dataset)))
     for region in range(REGIONS):
-        to_centre = np.linalg.norm(states - states[centre], axis=1)
+        to_centre = _distances(states, centre)
         nearest[to_centre < distances] = region
         distances = np.minimum(distances, to_centre)
         centre = int(np.argmax(distances))
@@ -277,7 +288,7 @@ def narrow_subset(dataset: Dataset, size: int, seed: int) -> Dataset:
     """The `size` rows whose states lie nearest to one row's, which is drawn with the seed."""
     _check_size(dataset, size)
     states, centre = _scaled(dataset.observations), int(_generator(seed).integers(len(dataset)))
-    distances = np.linalg.norm(states - states[centre], axis=1)
+    distances = _distances(states, centre)
     rows = np.sort(np.argsort(distances, kind="stable")[:size])
     note = f"The {size} of {len(dataset)} rows nearest to row {centre}, drawn with seed {seed}: within "
     return _pieces(dataset, rows, note + f"{distances[rows].max():.3g} standard deviations.")

@@ -93,7 +93,7 @@ def _write_d4rl(path: Path, dataset: Dataset) -> None:
     arrays |= {OWN_IN_D4RL[name]: values for name, values in own.items()}
     with replacing(path) as temporary, h5py.File(temporary, "w") as file:
         for name, values in arrays.items():
-            file.create_dataset(name, data=values, compression="gzip")
+            file.create_dataset(name, data=values, compression="gzip", shuffle=True)
 
 
 def _write_d3rlpy(path: Path, dataset: Dataset) -> None:
@@ -107,7 +107,7 @@ def _write_d3rlpy(path: Path, dataset: Dataset) -> None:
     with replacing(path) as temporary, h5py.File(temporary, "w") as file:
         write_columns(file, episodes)
         for name, values in own.items():
-            file.create_dataset(OWN_IN_D3RLPY[name], data=values, compression="gzip")
+            file.create_dataset(OWN_IN_D3RLPY[name], data=values, compression="gzip", shuffle=True)
 
 
 def _minari_id(dataset: Dataset, folder: Path) -> str:
