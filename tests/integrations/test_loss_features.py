@@ -149,6 +149,33 @@ def test_features_given_by_name_are_found(c4: C4Anywhere) -> None:
     torch.testing.assert_close(found[0], named.body(c4.x[rows]))
 
 
+class Residual(nn.Module):
+    """Its branch begins with the weight 0, as in ReZero: both last layers see the same features."""
+
+    def __init__(self, layers: nn.Sequential) -> None:
+        super().__init__()
+        self.body, self.branch, self.head = layers[:2], layers[2], layers[4]
+        self.weight = nn.Parameter(torch.zeros((), dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        body = self.body(x)
+        return self.head(body + self.weight * self.branch(body))
+
+
+def test_layers_that_are_equal_only_at_the_start_are_told_apart_at_the_next_batch(c4: C4Anywhere) -> None:
+    residual, rows = Residual(critic(0)), c4.rows(32)
+    recorded = LossFeatures([residual])
+    for _ in range(2):
+        with recorded.recording():
+            residual(c4.x[rows])
+        expected = c4.features(residual, c4.x[rows])
+        found = recorded.of_critics(lambda: [c4.features(residual, c4.x[rows])])
+        assert found is not None
+        torch.testing.assert_close(found[0], expected)
+        with torch.no_grad():
+            residual.weight.add_(0.1)
+
+
 def test_features_of_another_precision_are_not_the_critics(critics: Any, c4: C4Anywhere) -> None:
     """As a loss under autocast has them."""
     rows, networks = c4.rows(32), [q for q, _ in critics]

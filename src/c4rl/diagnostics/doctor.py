@@ -88,9 +88,10 @@ def coverage_sentences(found: Examination) -> list[str]:
     c = found.coverage
     out = [
         f"{c['observation_dim']} observations vary like {c['state_effective_dimension']:.1f} independent ones; "
-        f"{c['state_directions_99']} directions hold 99% of their variance. {c['action_dim']} actions vary like "
-        f"{c['action_effective_dimension']:.1f}.",
+        f"{c['state_directions_99']} directions hold 99% of their variance.",
     ]
+    if c["action_dim"] > 1:
+        out[0] += f" {c['action_dim']} actions vary like {c['action_effective_dimension']:.1f}."
     if c["novelty"] is not None:
         near = "overlap" if c["novelty"] < 1.5 else "lie apart"
         out.append(

@@ -16,9 +16,9 @@ Recorded = tuple[int, Tensor]  # which network's layer, and what entered it
 class LossFeatures:
     """Records what enters the linear layers of critics, and finds the penultimate features among it.
 
-    Where they are is found out by comparing with features that C4 computed itself, on the first batch, on every
-    `CHECKED_EVERY`th and whenever the loss calls more or fewer layers; where they are not found, C4 goes on computing
-    them itself.
+    Where they are is found out by comparing with features that C4 computed itself, on batches 1, 2, 3, 5, 9 and so on
+    (layers that are equal at the start soon differ), on every `CHECKED_EVERY`th and whenever the loss calls more or
+    fewer layers; where they are not found, C4 goes on computing them itself.
     """
 
     def __init__(self, networks: Sequence[nn.Module]) -> None:
@@ -55,7 +55,8 @@ class LossFeatures:
     def of_critics(self, computed: Callable[[], Sequence[Tensor]]) -> Tensor | None:
         """Those of the recorded batch, [critics, B, m]; None: not found. computed: the same, as C4 computes them."""
         recorded, self._recorded = self._recorded, []
-        if self._batches % CHECKED_EVERY == 0 or len(recorded) != self._count:
+        due = self._batches % CHECKED_EVERY == 0 or self._batches.bit_count() == 1
+        if due or len(recorded) != self._count:
             features = torch.stack([one.detach() for one in computed()])
             self._places, self._shape = _places_of(features, recorded), features.shape
             self._count = len(recorded)

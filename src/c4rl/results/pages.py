@@ -90,7 +90,7 @@ def table_text(
 def _opened(path: Path) -> Store:
     if not path.is_dir() or not os.access(path, os.R_OK | os.X_OK):
         found = "cannot be read" if path.is_dir() else "no such folder"
-        raise InputError(f"{path}: {found}, expected the results store")
+        raise InputError(f"{path}: {found}, expected the results store of a clone of c4rl; name it with --store")
     return _store(path.absolute())
 
 

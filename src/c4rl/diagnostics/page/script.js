@@ -71,8 +71,10 @@
         make("line", {class: "grid", x1: left, x2: right, y1: at, y2: at}, svg);
         make("text", {x: left - 6, y: at + 4, "text-anchor": "end"}, svg).textContent = short(v);
       }
-      let last = -Infinity;
-      for (const v of plot.kind === "bars" ? xs : x.ticks) {
+      let last = -Infinity, each = 1;
+      const fits = (v, i) => i < each || i % each || x(v) - x(x.ticks[i - each]) >= 7 * short(v).length + 8;
+      if (plot.kind !== "bars" && !plot.log_x) while (!x.ticks.every(fits)) each++;  // even gaps: an uneven axis looks logarithmic
+      for (const v of plot.kind === "bars" ? xs : x.ticks.filter((_, i) => i % each === 0)) {
         const at = x(v), word = plot.names ? plot.names[v] || "" : short(v);
         if (at - last < 7 * word.length + 8) continue;
         last = at;
@@ -160,7 +162,7 @@
     });
     draw();
     let drawn = svg.clientWidth;
-    new ResizeObserver(() => { if (svg.clientWidth !== drawn) { drawn = svg.clientWidth; draw(); } }).observe(figure);
+    new ResizeObserver(() => requestAnimationFrame(() => { if (svg.clientWidth !== drawn) { drawn = svg.clientWidth; draw(); } })).observe(figure);
   }
 
   // a page of many figures opens at once: those out of sight are drawn when they come near

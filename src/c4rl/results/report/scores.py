@@ -16,7 +16,7 @@ def add_scores(page: Page, methods: list[Method]) -> None:
     page.section(
         "Scores",
         "Late: the mean over the second half of a run's evaluations, then over runs, with Student's 95% interval. Best "
-        "is chosen by the same evaluations, so it is too high.",
+        "is chosen by the same evaluations, so it is too good.",
     )
     for kind in dict.fromkeys(method.kind for method in methods):
         _add_kind(page, kind, [method for method in methods if method.kind == kind])
