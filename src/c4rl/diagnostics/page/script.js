@@ -41,7 +41,8 @@
     if (low === high) { const by = log ? 0 : Math.abs(low) * .1 || 1; low -= by; high += by; if (log) { low /= 2; high *= 2; } }
     const f = log ? Math.log10 : v => v, a = f(low), b = f(high);
     const at = v => v === null || (log && v <= 0) ? null : from + (f(v) - a) / (b - a) * (to - from);
-    at.ticks = log ? logTicks(low, high) : niceTicks(low, high, Math.max(2, Math.abs(to - from) / 50));
+    const room = to < from ? 35 : Math.max(35, 7 * short(high).length + 8);  // upwards, and for the words of a horizontal axis
+    at.ticks = log ? logTicks(low, high) : niceTicks(low, high, Math.max(2, .7 * Math.abs(to - from) / room));
     return at;
   };
 
@@ -71,10 +72,8 @@
         make("line", {class: "grid", x1: left, x2: right, y1: at, y2: at}, svg);
         make("text", {x: left - 6, y: at + 4, "text-anchor": "end"}, svg).textContent = short(v);
       }
-      let last = -Infinity, each = 1;
-      const fits = (v, i) => i < each || i % each || x(v) - x(x.ticks[i - each]) >= 7 * short(v).length + 8;
-      if (plot.kind !== "bars" && !plot.log_x) while (!x.ticks.every(fits)) each++;  // even gaps: an uneven axis looks logarithmic
-      for (const v of plot.kind === "bars" ? xs : x.ticks.filter((_, i) => i % each === 0)) {
+      let last = -Infinity;
+      for (const v of plot.kind === "bars" ? xs : x.ticks) {
         const at = x(v), word = plot.names ? plot.names[v] || "" : short(v);
         if (at - last < 7 * word.length + 8) continue;
         last = at;
